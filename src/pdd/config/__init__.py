@@ -1,0 +1,1 @@
+"""The one configuration file: its schema, its defaults, and how a wrong one is explained."""

@@ -1,0 +1,96 @@
+"""Reads ``pdd.toml`` and says what is wrong with it in the operator's terms.
+
+Precedence: default < file < environment < flag. ``PDD_ROUTER__PORT=8001`` sets ``router.port``.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pdd.config.schema import PddConfig
+from pdd.core.errors import ConfigurationError
+
+ENV_PREFIX = "PDD_"
+ENV_SECTIONS = ("MODEL", "KV", "AGENT", "ROUTER", "POLICY")
+
+
+def load_config(path: Path, *, environ: Mapping[str, str] | None = None) -> PddConfig:
+    """The validated configuration of a file, with the environment laid over it.
+
+    Raises:
+        ConfigurationError: Naming the file, each wrong key and what was expected there.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+    return parse_config(values, source=str(path), environ=os.environ if environ is None else environ)
+
+
+def parse_config(values: dict[str, Any], *, source: str, environ: Mapping[str, str]) -> PddConfig:
+    """As ``load_config``, from values already read; ``source`` names them in messages."""
+    _lay_environment_over(values, environ)
+    try:
+        return PddConfig.model_validate(values)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_location(item['loc'])}: {_explain(dict(item))}" for item in error.errors())
+        raise ConfigurationError(f"{source} is not a valid configuration:\n{problems}") from error
+
+
+def _lay_environment_over(values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    for name, text in environ.items():
+        section, separator, key = name.removeprefix(ENV_PREFIX).partition("__")
+        if not (name.startswith(ENV_PREFIX) and separator and section in ENV_SECTIONS):
+            continue
+        target = values.setdefault(section.lower(), {})
+        if isinstance(target, dict):
+            target[key.lower()] = _env_value(text)
+
+
+def _env_value(text: str) -> Any:
+    """Lists and objects are written as JSON; everything else is left to the schema."""
+    if text[:1] in "[{":
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _location(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "(whole file)"
+
+
+def _explain(item: dict[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        return "unknown key"
+    if item["type"] == "missing":
+        return "required key is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    value = item.get("input")
+    return message if isinstance(value, dict | list | PddConfig) else f"{message} (got {value!r})"
+
+
+def default_run_dir(config: PddConfig) -> Path:
+    """The folder of sockets and logs."""
+    if config.run_dir:
+        return Path(config.run_dir)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "pdd" if base else Path(f"/tmp/pdd-{os.getuid()}")  # noqa: S108  # per user, made 0700
+
+
+def agent_socket(config: PddConfig, engine_id: str) -> Path:
+    """The Unix socket between an engine and its agent."""
+    return default_run_dir(config) / f"{engine_id}.sock"

@@ -1,0 +1,225 @@
+"""The schema of ``pdd.toml``: every key, its unit, its default and why.
+
+Quantities people type (``"200mbit"``, ``"15ms"``, ``"2GiB"``) are parsed here; from here on everything is
+bytes, seconds and bytes per second.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from pdd.core.units import parse_duration_s, parse_rate_bytes_per_s, parse_size_bytes
+
+Role = Literal["prefill", "relay", "main"]
+PipelineChoice = Literal["auto", "p-md", "p-rld-md"]
+HandoffChoice = Literal["auto", "one-shot", "catch-up"]
+
+Rate = Annotated[float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)]
+Duration = Annotated[float, BeforeValidator(lambda v: parse_duration_s(v) if isinstance(v, str) else v), Field(ge=0)]
+Size = Annotated[int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}$")]
+"""``host:port``; IPv6 hosts in brackets."""
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """The model that all engines serve."""
+
+    path: str
+    """Folder or Hugging Face name, as for ``vllm serve``."""
+    name: str
+    """Name clients use in ``model``."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Passed to vLLM. A float32 checkpoint is loaded as bfloat16 unless this says float32."""
+    max_model_len: Annotated[int, Field(gt=0)] | None = None
+    """Tokens of prompt and answer together; default: the model's own limit."""
+
+
+class KvConfig(Section):
+    """How KV is cut into the chunks that are stored and sent. Equal on all engines."""
+
+    block_size_tokens: Annotated[int, Field(gt=0)] = 32
+    """vLLM's block. On the CPU backend a multiple of 32."""
+    blocks_per_chunk: Annotated[int, Field(gt=0)] = 1
+    """Blocks per chunk. The main decode engine recomputes up to one chunk of every prompt."""
+    hash_algo: Literal["sha256", "sha256_cbor"] = "sha256_cbor"
+    """vLLM's prefix-caching hash; others are seeded per process, and no two engines would agree."""
+    hash_seed: str = "0"
+    """``PYTHONHASHSEED`` of all engines: it is part of every block hash."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens per chunk."""
+        return self.block_size_tokens * self.blocks_per_chunk
+
+
+class EngineConfig(Section):
+    """One vLLM engine and the agent beside it."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """Short name, also the peer id on the wire and the label in metrics."""
+    role: Role
+    site: str = "a"
+    """Datacenter. Engines of one site share the fast link."""
+    host: str = "127.0.0.1"
+    """Address the engine's API and the agent bind to."""
+    port: Port
+    """Port of the engine's API (``vllm serve --port``)."""
+    data_port: Port
+    """Port where the agent takes KV from its peers."""
+    control_port: Port
+    """Port of the agent's control API."""
+    url: str = ""
+    """How the router reaches the engine's API; default ``http://host:port``."""
+    control_url: str = ""
+    """How the router reaches the agent's control API; default ``http://host:control_port``."""
+    advertise: Address | None = None
+    """``host:port`` other agents dial for KV; default ``host:data_port``. Set it behind NAT or a relay."""
+    store_bytes: Size = 4 * 2**30
+    """Host memory of the agent's landing store, the part of the decode-side cache that outlives the engine."""
+    primary_bytes: Size = 1 * 2**30
+    """Host memory of vLLM's primary tier, the gateway to the device; at least twice the longest prompt."""
+    max_num_seqs: Annotated[int, Field(gt=0)] | None = None
+    """Requests decoded at once; default: vLLM's. The router takes it as the engine's capacity."""
+    vllm_args: tuple[str, ...] = ()
+    """More flags for ``vllm serve``, as they are."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """More environment for the engine."""
+
+    @model_validator(mode="after")
+    def _fill_addresses(self) -> Self:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        for field, value in (
+            ("url", self.url or f"http://{host}:{self.port}"),
+            ("control_url", self.control_url or f"http://{host}:{self.control_port}"),
+            ("advertise", self.advertise or f"{host}:{self.data_port}"),
+        ):
+            object.__setattr__(self, field, value)
+        return self
+
+    @property
+    def data_address(self) -> str:
+        """``host:port`` other agents dial for KV."""
+        assert self.advertise is not None
+        return self.advertise
+
+
+class AgentConfig(Section):
+    """What all agents share."""
+
+    streams: Annotated[int, Field(ge=1, le=64)] = 4
+    """Data connections per peer. One TCP flow does not fill a long line; 4-16 do."""
+    piece_bytes: Size = 1 * 2**20
+    """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
+    lease_s: Duration = 60.0
+    """How long landed chunks are kept for a handoff that nobody releases."""
+    stall_timeout_s: Duration = 30.0
+    """A transfer without progress for this long has failed."""
+    connect_timeout_s: Duration = 5.0
+    """Bound on connecting to a peer."""
+
+
+class ForwardConfig(Section):
+    """One address the emulated line listens at, and where it leads."""
+
+    listen: Address
+    target: Address
+
+
+class LinkConfig(Section):
+    """One emulated line between two sites; all its forwards share the rate, each direction apart."""
+
+    name: str = "wan"
+    rate: Rate
+    """Line rate, e.g. ``"200mbit"``."""
+    delay: Duration
+    """One-way delay, e.g. ``"15ms"``; the round trip is twice that."""
+    forwards: Annotated[tuple[ForwardConfig, ...], Field(min_length=1)]
+    control: Address | None = None
+    """Where the emulator takes changes and tells its counters; off by default."""
+
+
+class PolicyConfig(Section):
+    """Parameters of the router's decisions; each policy's module says how they are used."""
+
+    second_token_slo_s: Duration = 0.5
+    """How long after the first token the second should follow. A WAN time within it needs no relay."""
+    assumed_wan_rate: Rate = 1.25e9
+    """Line rate believed until the agents have measured one."""
+    assumed_wan_rtt_s: Duration = 0.03
+    """Round trip believed until the agents have measured one."""
+    one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
+    """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
+    catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
+    """Catch-up stops RLD when at most so many tokens are missing at MD."""
+    catch_up_max_rounds: Annotated[int, Field(ge=1)] = 4
+    """Bound on catch-up rounds, whatever the gap."""
+    busy_ratio: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """RLD load (running / capacity) from which auto mode frees it by one-shot."""
+    idle_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """RLD load below which auto mode goes back to catch-up."""
+
+
+class RouterConfig(Section):
+    """The OpenAI endpoint."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    pipeline: PipelineChoice = "auto"
+    """Force one pipeline, for tests and comparisons."""
+    handoff: HandoffChoice = "auto"
+    """Force one handoff mode."""
+    api_keys: tuple[str, ...] = ()
+    """If any, clients must send one as ``Authorization: Bearer``. Better set by ``PDD_ROUTER__API_KEYS``."""
+    max_body_bytes: Size = 32 * 2**20
+    """Larger request bodies get 413."""
+    request_timeout_s: Duration = 600.0
+    """Deadline of one request, from its arrival to its last byte."""
+    transfer_timeout_s: Duration = 120.0
+    """How long the router waits for KV to land before it goes on without."""
+    drain_timeout_s: Duration = 30.0
+    """How long open requests may still run after SIGTERM."""
+
+
+class PddConfig(Section):
+    """The whole file."""
+
+    run_dir: str = ""
+    """Folder of sockets and logs; default ``$XDG_RUNTIME_DIR/pdd`` or ``/tmp/pdd-<uid>``."""
+    model: ModelConfig
+    kv: KvConfig = KvConfig()
+    agent: AgentConfig = AgentConfig()
+    router: RouterConfig = RouterConfig()
+    policy: PolicyConfig = PolicyConfig()
+    engines: Annotated[tuple[EngineConfig, ...], Field(min_length=1)]
+    links: tuple[LinkConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_fleet(self) -> Self:
+        ids = [engine.id for engine in self.engines]
+        if repeated := {engine_id for engine_id in ids if ids.count(engine_id) > 1}:
+            raise ValueError(f"engine ids must be unique, but {', '.join(sorted(repeated))} occurs twice")
+        if self.policy.idle_ratio > self.policy.busy_ratio:
+            raise ValueError("policy.idle_ratio must not exceed policy.busy_ratio")
+        return self
+
+    def engine(self, engine_id: str) -> EngineConfig:
+        """The engine of that id.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        for engine in self.engines:
+            if engine.id == engine_id:
+                return engine
+        raise KeyError(engine_id)
+
+    def engines_of(self, role: Role) -> tuple[EngineConfig, ...]:
+        """All engines of a role, in the file's order."""
+        return tuple(engine for engine in self.engines if engine.role == role)
