@@ -14,9 +14,15 @@ Role = Literal["prefill", "relay", "main"]
 PipelineChoice = Literal["auto", "p-md", "p-rld-md"]
 HandoffChoice = Literal["auto", "one-shot", "catch-up"]
 
-Rate = Annotated[float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)]
-Duration = Annotated[float, BeforeValidator(lambda v: parse_duration_s(v) if isinstance(v, str) else v), Field(ge=0)]
-Size = Annotated[int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)]
+Rate = Annotated[
+    float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)
+]
+Duration = Annotated[
+    float, BeforeValidator(lambda v: parse_duration_s(v) if isinstance(v, str) else v), Field(ge=0)
+]
+Size = Annotated[
+    int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}$")]
 """``host:port``; IPv6 hosts in brackets."""
@@ -82,7 +88,7 @@ class EngineConfig(Section):
     advertise: Address | None = None
     """``host:port`` other agents dial for KV; default ``host:data_port``. Set it behind NAT or a relay."""
     store_bytes: Size = 4 * 2**30
-    """Host memory of the agent's landing store, the part of the decode-side cache that outlives the engine."""
+    """Host memory of the agent's landing store: the decode-side cache that outlives the engine."""
     primary_bytes: Size = 1 * 2**30
     """Host memory of vLLM's primary tier, the gateway to the device; at least twice the longest prompt."""
     max_num_seqs: Annotated[int, Field(gt=0)] | None = None

@@ -24,7 +24,9 @@ _SIZE_UNITS_BYTES = {
 def _parse(text: str, units: dict[str, float] | dict[str, int], *, what: str, example: str) -> float:
     match = re.fullmatch(_NUMBER + r"\s*(?P<unit>[a-z]+)", text.strip().lower())
     if match is None or match["unit"] not in units:
-        raise ValueError(f"{text!r} is not a {what}: expected a number and one of {', '.join(units)}, as in {example!r}")
+        raise ValueError(
+            f"{text!r} is not a {what}: expected a number and one of {', '.join(units)}, as in {example!r}"
+        )
     return float(match["number"]) * units[match["unit"]]
 
 

@@ -1,1 +1,1 @@
-"""The protocols as bytes and states, without sockets: what is said between agents, and between engine and agent."""
+"""The protocols as bytes and states, without sockets: between agents, and between an engine and its agent."""
