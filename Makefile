@@ -1,0 +1,36 @@
+# The thin front: builds .venv once and calls the pdd command or the test tools in it.
+#   make demo [ARGS=--once]     make test [ARGS="tests/unit -k link"]     make install | lint | clean
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.SILENT:
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint install install-cpu clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+help:
+	sed -n '2,3s/^# \{0,1\}//p' Makefile
+
+demo: install-cpu
+	$(BIN)/pdd demo $(ARGS)
+
+test: lint
+	$(BIN)/pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+install-cpu:
+	tools/install.sh cpu
+
+install:
+	tools/install.sh dev
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
