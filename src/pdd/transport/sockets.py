@@ -1,0 +1,109 @@
+"""A ``Stream`` over any connected stream socket, and the translation of its OS errors."""
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from pdd.core.errors import ConnectionLostError, DeadlineError
+from pdd.transport.base import Buffer, Stream
+
+_MAX_BUFFERS: Final = 512
+"""Half of Linux's IOV_MAX, so that a call never exceeds it."""
+
+
+class SocketStream(Stream):
+    """Owns a connected blocking socket."""
+
+    def __init__(self, sock: socket.socket, peer_address: str) -> None:
+        self._sock = sock
+        self._peer_address = peer_address
+        self._timeout_s: float | None = None
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._is_closed = False
+        sock.settimeout(None)
+
+    @property
+    def peer_address(self) -> str:
+        """Where the other end is, for logs."""
+        return self._peer_address
+
+    def send(self, buffers: Sequence[Buffer], *, timeout_s: float | None = None) -> int:
+        """See ``Stream.send``."""
+        rest = [memoryview(buffer).cast("B") for buffer in buffers]
+        total = sum(view.nbytes for view in rest)
+        with self._using(timeout_s) as sock:
+            while rest:
+                _drop_sent(rest, sock.sendmsg(rest[:_MAX_BUFFERS]))
+        return total
+
+    def recv_into(self, buffer: memoryview, *, timeout_s: float | None = None) -> int:
+        """See ``Stream.recv_into``."""
+        with self._using(timeout_s) as sock:
+            num_bytes = sock.recv_into(buffer)
+        if num_bytes == 0 and self._is_closed:
+            raise ConnectionLostError("the connection was closed here")
+        return num_bytes
+
+    def recv_exactly(self, buffer: memoryview) -> None:
+        """See ``Stream.recv_exactly``."""
+        # MSG_WAITALL on a blocking socket fills a piece of a megabyte in one call instead of several.
+        filled = 0
+        while filled < buffer.nbytes:
+            with self._using(None) as sock:
+                num_bytes = sock.recv_into(buffer[filled:], 0, socket.MSG_WAITALL)
+            if num_bytes == 0:
+                raise ConnectionLostError(f"{self._peer_address} closed the connection")
+            filled += num_bytes
+
+    def close(self) -> None:
+        """See ``Stream.close``."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            with suppress(OSError):  # the peer was faster
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._is_closed and self._num_users == 0:
+            self._sock.close()
+
+    @contextmanager
+    def _using(self, timeout_s: float | None) -> Iterator[socket.socket]:
+        """The socket, kept open until the call is over: a file descriptor closed under a blocked call
+        could be reused by another connection.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ConnectionLostError("the connection was closed here")
+            self._num_users += 1
+            if timeout_s != self._timeout_s:
+                self._sock.settimeout(timeout_s)
+                self._timeout_s = timeout_s
+        try:
+            yield self._sock
+        except TimeoutError as error:
+            raise DeadlineError(f"{self._peer_address} did not answer in {timeout_s} s") from error
+        except OSError as error:
+            raise ConnectionLostError(f"connection to {self._peer_address}: {error.strerror}") from error
+        finally:
+            with self._lock:
+                self._num_users -= 1
+                self._close_if_unused()
+
+
+def _drop_sent(rest: list[memoryview], num_bytes: int) -> None:
+    """The first ``num_bytes`` are no longer in the list."""
+    num_whole = 0
+    for view in rest:
+        if view.nbytes > num_bytes:
+            break
+        num_bytes -= view.nbytes
+        num_whole += 1
+    del rest[:num_whole]
+    if num_bytes:
+        rest[0] = rest[0][num_bytes:]
