@@ -29,7 +29,7 @@ check_platform() {
     fi
 }
 
-pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps "$@"; }
+pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check -qq --no-deps "$@"; }
 note() { echo "install: $*"; }
 
 install_cpu() {
