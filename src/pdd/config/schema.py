@@ -187,6 +187,10 @@ class RouterConfig(Section):
     """Larger request bodies get 413."""
     request_timeout_s: Duration = 600.0
     """Deadline of one request, from its arrival to its last byte."""
+    engine_idle_timeout_s: Annotated[Duration, Field(gt=0)] = 60.0
+    """An engine that is silent for so long in the middle of an answer has failed; another one continues."""
+    keep_alive_interval_s: Duration = 15.0
+    """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
     drain_timeout_s: Duration = 30.0
