@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.kit.engine_side import FakeEngine
+
 from pdd.agent.agent import Agent
 from pdd.config.load import agent_socket
 from pdd.config.schema import AgentConfig, EngineConfig, ModelConfig, PddConfig
 from pdd.transport.base import Transport
 from pdd.transport.tcp import TcpTransport
-from tests.kit.engine_side import FakeEngine
 
 WAIT_S = 30.0
 T = TypeVar("T")
@@ -126,11 +127,12 @@ class AgentProcess:
         self.config = config
         self.engine_id = engine_id
         code = (
-            "import sys, logging; from pdd.agent.main import run_agent; from pdd.config.schema import PddConfig;"
+            "import sys, logging; from pdd.agent.main import run_agent;"
+            "from pdd.config.schema import PddConfig;"
             "logging.basicConfig(level=logging.INFO);"
             "sys.exit(run_agent(PddConfig.model_validate_json(sys.argv[1]), sys.argv[2]))"
         )
-        self._log = open(log, "ab") if log else subprocess.DEVNULL
+        self._log = open(log or os.devnull, "ab")  # noqa: SIM115  # closed by stop
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, config.model_dump_json(), engine_id],
             stdout=self._log,
@@ -164,8 +166,7 @@ class AgentProcess:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.kill()
-        if not isinstance(self._log, int):
-            self._log.close()
+        self._log.close()
 
 
 class EventReader:

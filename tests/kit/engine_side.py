@@ -1,5 +1,6 @@
 """The engine's side of the local protocol, without an engine: a primary tier in a memfd and the messages."""
 
+import contextlib
 import mmap
 import os
 import socket
@@ -159,10 +160,8 @@ class FakeEngine:
     def close(self) -> None:
         """As if the engine's process had died."""
         self._paused.set()
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._thread.join(WAIT_S)
         self._socket.close()
         if self._fd >= 0:

@@ -34,8 +34,7 @@ class InboundTransfer:
     machine: rx.Receiver
     session: "InboundSession"
     landings: dict[int, Landing] = field(default_factory=dict)
-    leased: list[bytes] = field(default_factory=list)
-    num_received_bytes: int = 0
+    leased: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -199,7 +198,7 @@ class InboundHub:
         if found is Reservation.FULL:
             return None
         if found is Reservation.HELD:
-            inbound.leased.append(key)
+            inbound.leased[index] = key
             return rx.Placement.HELD
         if found is Reservation.BUSY:
             self._waiters.setdefault(key, deque()).append((inbound, index))
@@ -220,7 +219,7 @@ class InboundHub:
             case rx.Commit(index=index):
                 landing = inbound.landings.pop(index)
                 self.store.commit(landing)
-                inbound.leased.append(landing.key)
+                inbound.leased[index] = landing.key
                 self._tell_waiters_landed(landing.key)
             case rx.Abort(indices=indices):
                 for landing in [inbound.landings.pop(index) for index in indices]:
@@ -233,7 +232,8 @@ class InboundHub:
                 self._to_announce.append(inbound)
 
     def _end_leases(self, inbound: InboundTransfer, *, keep: bool) -> None:
-        keys, inbound.leased = inbound.leased, []
+        keys = [inbound.leased[index] for index in sorted(inbound.leased)]
+        inbound.leased.clear()
         has_landed = inbound.machine.state is rx.State.LANDED
         self.counters.failed += not (has_landed or keep)
         if keep and keys:
@@ -258,7 +258,7 @@ class InboundHub:
     def _tell_waiters_landed(self, key: bytes) -> None:
         for waiter, index in self._waiters.pop(key, ()):
             if waiter.machine.is_active and self.store.lease(key):
-                waiter.leased.append(key)
+                waiter.leased[index] = key
                 self.step(waiter, rx.NowHeld(index=index))
 
     def _pass_on(self, key: bytes) -> None:
@@ -270,7 +270,7 @@ class InboundHub:
                 continue
             found = self.store.reserve(key)
             if found is Reservation.HELD:
-                waiter.leased.append(key)
+                waiter.leased[index] = key
                 self.step(waiter, rx.NowHeld(index=index))
             elif isinstance(found, Landing):
                 waiter.landings[index] = found
@@ -426,7 +426,6 @@ class InboundSession:
             self._hub.store.end_write(landing)
             self._hub.counters.payload_bytes += header.length
             self._hub.counters.corrupt_pieces += not event.intact
-            inbound.num_received_bytes += header.length
             arrived = rx.PieceArrived(index=header.index, offset=header.offset, intact=event.intact)
             self._hub.step(inbound, arrived)
         self._hub.announce()

@@ -8,7 +8,7 @@ engine; whoever writes slots verifies them before ``commit``.
 import mmap
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -128,10 +128,13 @@ class ChunkStore:
             self._idle.pop(key, None)
             return True
 
-    def release(self, keys: Iterable[bytes]) -> None:
-        """One lease of each key has ended; those without one are the youngest to be evicted."""
+    def release(self, keys: Sequence[bytes]) -> None:
+        """One lease of each key has ended; those without one are the last to be evicted.
+
+        Of keys in prefix order the deepest goes first: a suffix without its prefix is of no use.
+        """
         with self.lock:
-            for key in keys:
+            for key in reversed(keys):
                 entry = self._visible[key]
                 if entry.num_leases < 1:
                     raise InvariantError(f"release of a chunk without lease: {key.hex()}")
@@ -139,10 +142,10 @@ class ChunkStore:
                 if entry.num_leases == 0:
                     self._idle[key] = None
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """Those of the keys that may be evicted are the youngest now."""
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Those of the keys that may be evicted are the last to be now, the deepest first as in ``release``."""
         with self.lock:
-            for key in keys:
+            for key in reversed(keys):
                 if key in self._idle:
                     self._idle.move_to_end(key)
 
