@@ -18,6 +18,7 @@ from typing import Literal
 import cbor2
 
 HashAlgo = Literal["sha256", "sha256_cbor"]
+GROUP_INDEX_BYTES = 4
 ExtraKeys = tuple[tuple[str, ...], ...]
 
 
@@ -86,11 +87,24 @@ class BlockHasher:
         return hashes
 
     def chunk_keys(
-        self, token_ids: Sequence[int], *, cache_salt: str | None = None, lora: tuple[str, str] | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        lora: tuple[str, str] | None = None,
+        parent_key: bytes | None = None,
     ) -> list[bytes]:
-        """The key of each full chunk: the hash of its last block and the big-endian group index."""
-        hashes = self.block_hashes(token_ids, cache_salt=cache_salt, lora=lora)
-        suffix = self.group_index.to_bytes(4, "big")
+        """The key of each full chunk: the hash of its last block and the big-endian group index.
+
+        Args:
+            token_ids: Tokens of the prompt, from its first (or from the chunk after ``parent_key``).
+            cache_salt: The tenant's salt.
+            lora: Name and path of the adapter.
+            parent_key: Key of the chunk before the first of ``token_ids``, to extend a known chain.
+        """
+        parent = None if parent_key is None else parent_key[:-GROUP_INDEX_BYTES]
+        hashes = self.block_hashes(token_ids, cache_salt=cache_salt, lora=lora, parent=parent)
+        suffix = self.group_index.to_bytes(GROUP_INDEX_BYTES, "big")
         return [
             block_hash + suffix for block_hash in hashes[self.blocks_per_chunk - 1 :: self.blocks_per_chunk]
         ]

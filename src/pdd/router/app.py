@@ -105,8 +105,8 @@ class RouterApp:
             error = NotFoundError(f"there is no {request.path}")
         except web.HTTPMethodNotAllowed:
             error = MethodError(f"{request.path} does not take {request.method}")
-        except web.HTTPException:
-            raise
+        except (web.HTTPException, ConnectionError):
+            raise  # the latter: the client left, and its request has ended everywhere
         except Exception as unknown:  # process boundary: a bug must not look like a closed connection
             log.exception("request %s failed", request[REQUEST_ID])
             error = PddError(f"internal error: {type(unknown).__name__}")

@@ -29,7 +29,7 @@ from pdd.router.detokenize import TextOptions
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.driver import Piece, RequestDriver, Services
 from pdd.router.request.job import Job, Rendered, read_rendered
-from pdd.router.request.planning import Planning, choose_prefill, make_plan
+from pdd.router.request.planning import Planning, block_hasher, choose_prefill, make_plan, prompt_keys
 
 REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED_S = web.RequestKey("arrived_s", float)
@@ -57,6 +57,7 @@ class GenerateHandler:
         self._services = services
         self._records = records
         self._config = services.config
+        self._hasher = block_hasher(services.config)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
@@ -121,11 +122,12 @@ class GenerateHandler:
         runs: list[Run] = []
         for rendered in prompts:
             relayable = self._relayable(body, rendered)
+            keys = prompt_keys(self._hasher, rendered)
             for copy in range(body.n or 1):
                 index = len(runs)
                 max_tokens = max(1, rendered.max_tokens)
                 planning = make_plan(
-                    self._config, self._services.fleet, rendered, max_tokens=max_tokens, relayable=relayable
+                    self._config, self._services.fleet, keys, max_tokens=max_tokens, relayable=relayable
                 )
                 max_tokens = self._check_length(body, rendered, planning, max_tokens)
                 record = self._record(request[REQUEST_ID], index, rendered, planning, arrived_s)

@@ -20,6 +20,10 @@ class Accounting:
 
     def on_decode(self, effect: StartDecode, machine: RequestMachine, now_s: float) -> None:
         """A decode engine is asked to go on; at a handoff this is where the client's stall begins."""
+        if effect.role == "main":
+            self._record.main = effect.engine
+        else:
+            self._record.relay = effect.engine
         if effect.role == "main" and machine.handoff_mode is not None and self._record.handoff_s is None:
             self._record.handoff_s = now_s
             self._joined_s = self._last_token_s

@@ -103,6 +103,7 @@ class RequestDriver:
         self._pieces: deque[Piece] = deque()
         self._num_tokens = 0
         self._failure: Failure | None = None
+        self._decoded_by: str | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._prefills: dict[int, str] = {}
         self._targets: dict[int, tuple[str, ...]] = {}
@@ -166,6 +167,7 @@ class RequestDriver:
             case StartPrefill():
                 self._start_prefill(effect)
             case StartDecode():
+                self._decoded_by = effect.engine
                 self._accounting.on_decode(effect, self.machine, self._now_s())
                 self._legs.start_decode(effect, self._sent(effect.position))
             case StartRound():
@@ -326,10 +328,14 @@ class RequestDriver:
 
     def _learn_caches(self) -> None:
         """What landed is there now, and so is the reply where MD decoded it: its tier stores replies too."""
-        fleet = self._services.fleet
+        engines = self._services.fleet.engines
+        prompt = self._planning.prompt
         for (_, peer), state in self.machine.transfers.items():
             if state == "released":
-                fleet.engines[peer].belief.add(self._planning.keys)
+                engines[peer].belief.add(prompt.keys)
+        if self.machine.outcome == "complete" and self._decoded_by is not None:
+            # The last token was sampled, but its KV was never computed.
+            engines[self._decoded_by].belief.add(prompt.with_reply(self.machine.tokens[:-1]))
 
     def _is_wan(self, prefill: str, peer: str) -> bool:
         engines = self._services.fleet.engines

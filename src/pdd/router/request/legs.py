@@ -1,6 +1,7 @@
 """The engine requests of one answer: each leg is a task that turns an engine's answer into events."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
@@ -20,6 +21,8 @@ from pdd.router.request.events import (
     Tokens,
 )
 from pdd.router.request.job import Job
+
+log = logging.getLogger(__name__)
 
 GOOD_ENDS = frozenset({"stop", "length", "repetition"})
 """Any other finish reason (``abort``, ``error``) is an engine that gave up, never the end of an answer."""
@@ -109,7 +112,18 @@ class Legs:
 
     def _start(self, leg: int, engine: str, work: Work) -> None:
         state = self._fleet.engines[engine]
-        self._tasks[leg] = asyncio.create_task(self._run(leg, state, work), name=self._job.hop_id(leg))
+        task = asyncio.create_task(self._run(leg, state, work), name=self._job.hop_id(leg))
+        self._tasks[leg] = task
+        task.add_done_callback(lambda done: self._report_bug(leg, done))
+
+    def _report_bug(self, leg: int, task: asyncio.Task[None]) -> None:
+        """An error outside the tree is a bug of ours; the request must end with it, not wait for ever."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("request %s: leg %d failed", self._job.request_id, leg, exc_info=error)
+        message = f"internal error: {type(error).__name__}"
+        failure = Failure(kind="internal", message=message, status=500, retryable=False)
+        self._post(LegFailed(leg=leg, failure=failure))
 
     async def _run(
         self, leg: int, state: EngineState, work: Callable[[EngineState], Coroutine[Any, Any, None]]

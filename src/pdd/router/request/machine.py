@@ -275,6 +275,8 @@ class RequestMachine:
     def _relay_tokens(self, event: Tokens) -> None:
         if event.leg != self._speaker:
             return
+        if event.finish is not None:
+            self._close_leg(event.leg)
         assert self._relay is not None
         self._settle(self.attempt, self._relay)
         before = len(self.tokens)
@@ -328,6 +330,8 @@ class RequestMachine:
     def _main_tokens(self, event: Tokens) -> None:
         if event.leg != self._speaker:
             return
+        if event.finish is not None:
+            self._close_leg(event.leg)
         if self._main is not None:
             self._settle(self.attempt, self._main)
         self.phase = Phase.DECODING
