@@ -104,6 +104,26 @@ class Supervisor:
         self._tell(program, "ready", elapsed_s=time.monotonic() - started_s)
         return child
 
+    async def run(self, program: Program) -> list[str]:
+        """The program has run to its end; returns its last lines.
+
+        Raises:
+            LaunchError: If it fails, or takes longer than its ``ready_timeout_s``.
+        """
+        started_s = time.monotonic()
+        child = await self.start(program)
+        try:
+            async with asyncio.timeout(program.ready_timeout_s):
+                status = await child.wait()
+        except TimeoutError:
+            raise child.failure(f"had not ended after {program.ready_timeout_s:.0f} s") from None
+        if status != 0:
+            raise child.failure(describe_status(status))
+        await child.stop()
+        self._children.remove(child)
+        self._tell(program, "ended", elapsed_s=time.monotonic() - started_s)
+        return child.last_lines()
+
     async def keep(self, program: Program, child: Child | None = None) -> Never:
         """The program is started again whenever it ends, after a growing pause.
 
