@@ -1,15 +1,12 @@
-"""The engine's connection to the agent beside it, and what the engine knows through it.
+"""The engine's connection to the agent beside it: a Unix socket, a thread, and what is known through them.
 
 Two threads use it. The scheduler thread queues messages, asks which chunks the store holds and collects
 finished jobs; nothing it calls waits for the agent. A daemon thread connects, reconnects at most once a
 second, and moves bytes when the scheduler does not. Whoever drains holds the one lock, for as long as the
 bytes at hand take.
 
-Job rule: a job ends when the agent answers it, or when the agent's end of the socket is closed: then no copy
-of it can run any more. Jobs submitted while no agent is connected fail at once. If the *agent* breaks the
-protocol, this side stops talking and waits for the agent to close, since a copy may still be running.
-
-Knows neither vLLM nor torch.
+If the *agent* breaks the protocol, this side stops talking and waits for the agent to close, since a copy of
+an open job may still be running. Knows neither vLLM nor torch.
 """
 
 import contextlib
@@ -20,31 +17,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from pdd.core.errors import ConfigurationError, RemoteProtocolError
-from pdd.wire.local import (
-    LOCAL_VERSION,
-    AgentDecoder,
-    BeginTransfer,
-    FinishRequest,
-    FromAgent,
-    Hello,
-    KeysChanged,
-    LoadChunks,
-    LoadDone,
-    Message,
-    Refused,
-    StoreChunks,
-    StoreDone,
-    Touch,
-    Welcome,
-    encode,
-)
+from pdd.engine.mirror import FinishedJob, LinkState, Mirror
+from pdd.wire.local import AgentDecoder, BeginTransfer, Hello, LoadChunks, Message, StoreChunks, encode
 
 RECONNECT_S: Final = 1.0
 HELLO_TIMEOUT_S: Final = 5.0
@@ -55,28 +34,7 @@ COALESCE_S: Final = 0.02
 this only bounds how often a busy agent wakes the engine's process: 50 times a second."""
 RECEIVE_BYTES: Final = 256 * 1024
 MAX_QUEUED_BYTES: Final = 64 * 2**20
-"""More unsent bytes than this and the agent is stuck: touches are dropped, everything else is kept."""
-
-
-class State(Enum):
-    """Where the connection is."""
-
-    AWAY = "away"
-    GREETED = "greeted"
-    UP = "up"
-    ENDING = "ending"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedJob:
-    """A job that no longer touches the primary tier.
-
-    ``loaded`` are the keys of a load job whose slots hold good bytes; None for store jobs.
-    """
-
-    job: int
-    ok: bool
-    loaded: frozenset[bytes] | None = None
+"""With more unsent bytes than this the agent is stuck: touches are dropped, everything else is kept."""
 
 
 class AgentLink:
@@ -107,20 +65,14 @@ class AgentLink:
         self._logger = logger
         self._clock = clock
         self._lock = threading.RLock()
-        self._state = State.AWAY
+        self._mirror = Mirror()
         self._socket: socket.socket | None = None
         self._decoder = AgentDecoder()
         self._out: deque[memoryview] = deque()
         self._out_bytes = 0
-        self._keys: set[bytes] = set()
-        self._orders: dict[str, BeginTransfer] = {}
-        self._jobs: dict[int, frozenset[bytes] | None] = {}
-        self._finished: deque[FinishedJob] = deque()
         self._closing = False
         self._last_trouble = ""
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="pdd-agent-link", daemon=True)
 
     # What the scheduler thread calls.
@@ -132,17 +84,12 @@ class AgentLink:
     @property
     def connected(self) -> bool:
         """Whether the agent has welcomed this engine and is still there."""
-        return self._state is State.UP
+        return self._mirror.state is LinkState.UP
 
     @property
     def num_keys(self) -> int:
         """Chunks the store holds, as far as known here."""
-        return len(self._keys)
-
-    @property
-    def has_open_jobs(self) -> bool:
-        """Whether a job may still touch the primary tier, or its result was not collected yet."""
-        return bool(self._jobs or self._finished)
+        return len(self._mirror.keys)
 
     def holds(self, key: bytes) -> bool:
         """Whether the store holds a chunk. What is not known to be there is looked for in unread messages.
@@ -150,58 +97,43 @@ class AgentLink:
         The agent writes the news of a chunk before it tells anyone that the chunk has landed, so a request
         that was submitted after that finds it here.
         """
-        if key in self._keys:
+        if key in self._mirror.keys:
             return True
-        if self._state is State.UP:
-            self.drain()
-        return key in self._keys
+        self.drain()
+        return key in self._mirror.keys
 
     def begin(self, order: BeginTransfer) -> None:
         """The agent will push this request's chunks. The order is repeated should the agent restart."""
         with self._lock:
-            self._orders[order.request] = order
-            self._send(order)
+            self._send(self._mirror.begin(order))
 
     def finish(self, request: str) -> None:
         """The agent knows that no more chunks come, if it had an order for the request."""
         with self._lock:
-            if self._orders.pop(request, None) is not None:
-                self._send(FinishRequest(request=request))
+            self._send(self._mirror.finish(request))
 
-    def store(
-        self,
-        job: int,
-        *,
-        request: str,
-        keys: Sequence[bytes],
-        slots: Sequence[int],
-        end_tokens: Sequence[int],
-    ) -> None:
+    def store(self, job: StoreChunks) -> None:
         """The job ends after the agent has copied these primary slots, or has gone."""
-        message = StoreChunks(
-            job=job, request=request, keys=list(keys), slots=list(slots), end_tokens=list(end_tokens)
-        )
-        self._submit(job, None, message)
+        with self._lock:
+            self._send(self._mirror.submit_store(job))
 
-    def load(self, job: int, *, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+    def load(self, job: LoadChunks) -> None:
         """The job ends after the agent has filled these primary slots, or has gone."""
-        self._submit(job, frozenset(keys), LoadChunks(job=job, keys=list(keys), slots=list(slots)))
+        with self._lock:
+            self._send(self._mirror.submit_load(job))
 
     def touch(self, keys: Collection[bytes]) -> None:
-        """Those of the keys that are in the store become the last to be evicted."""
+        """Those of the keys that are in the store become the last to be evicted, the last key last."""
         with self._lock:
-            present = [key for key in keys if key in self._keys]
-            if present and self._out_bytes < MAX_QUEUED_BYTES:
-                self._send(Touch(keys=present))
+            if self._out_bytes < MAX_QUEUED_BYTES:
+                self._send(self._mirror.touch(keys))
 
     def take_finished(self) -> list[FinishedJob]:
         """The jobs that ended since the last call."""
-        if self._jobs:
-            self.drain()
         with self._lock:
-            finished = list(self._finished)
-            self._finished.clear()
-        return finished
+            if self._mirror.has_open_jobs:
+                self._receive()
+            return self._mirror.take_finished()
 
     def drain(self) -> None:
         """Everything the agent has sent so far is known here. Does not wait."""
@@ -214,7 +146,7 @@ class AgentLink:
         while True:
             with self._lock:
                 self._receive()
-                if not self._jobs:
+                if not self._mirror.has_open_jobs:
                     return True
                 sock = self._socket
             remaining_s = deadline_s - self._clock()
@@ -227,10 +159,10 @@ class AgentLink:
         with self._lock:
             self._closing = True
             self._wake()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive():
             self._thread.join(timeout=2 * HELLO_TIMEOUT_S)
         with self._lock:
-            self._state = State.ENDING
+            self._mirror.end()
             self._lose("")
             for descriptor in (self._primary_fd, self._wake_read, self._wake_write):
                 with contextlib.suppress(OSError):
@@ -238,28 +170,11 @@ class AgentLink:
 
     # Under the lock.
 
-    def _submit(self, job: int, keys: frozenset[bytes] | None, message: Message) -> None:
-        with self._lock:
-            if self._state is not State.UP:
-                self._end_job(job, keys, loaded=())
-                return
-            self._jobs[job] = keys
-            self._send(message)
-
-    def _end_job(self, job: int, keys: frozenset[bytes] | None, *, loaded: Collection[bytes] | None) -> None:
-        """``loaded`` None: a store job that was done."""
-        if keys is None:
-            self._finished.append(FinishedJob(job=job, ok=loaded is None))
-            return
-        good = keys.intersection(loaded or ())
-        self._finished.append(FinishedJob(job=job, ok=good == keys, loaded=good))
-
-    def _send(self, message: Message) -> None:
-        if self._state is not State.UP:
-            return
-        data = memoryview(encode(message))
-        self._out.append(data)
-        self._out_bytes += len(data)
+    def _send(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            data = memoryview(encode(message))
+            self._out.append(data)
+            self._out_bytes += len(data)
         self._flush()
         if self._out:
             self._wake()
@@ -294,68 +209,41 @@ class AgentLink:
                 self._lose(f"connection lost: {error.strerror}")
                 return
             if not data:
-                self._lose("agent closed the connection")
+                self._lose("the agent closed the connection")
                 return
-            if self._state is State.ENDING:
-                continue
-            try:
-                for message in self._decoder.feed(data):
-                    self._handle(message)
-            except RemoteProtocolError as error:
-                self._end_talk(str(error))
-            if len(data) < RECEIVE_BYTES:
-                return
+            if self._mirror.state is not LinkState.ENDING:
+                self._take(data)
 
-    def _handle(self, message: FromAgent) -> None:
-        match message:
-            case Welcome():
-                self._welcome(message)
-            case KeysChanged():
-                self._keys.difference_update(message.removed)
-                self._keys.update(message.added)
-            case StoreDone() if message.job in self._jobs:
-                self._end_job(message.job, self._jobs.pop(message.job), loaded=None)
-            case LoadDone() if message.job in self._jobs:
-                self._end_job(message.job, self._jobs.pop(message.job), loaded=message.loaded)
-            case Refused():
-                self._end_talk(f"agent refuses this engine: {message.reason}")
-            case _:
-                raise RemoteProtocolError(f"unexpected {type(message).__name__} from the agent")
-
-    def _welcome(self, message: Welcome) -> None:
-        if message.version != LOCAL_VERSION:
-            raise RemoteProtocolError(f"agent speaks version {message.version}, this engine {LOCAL_VERSION}")
-        self._state = State.UP
-        self._last_trouble = ""
-        self._keys = set(message.keys)
-        self._logger.info("agent at %s connected; its store holds %d chunks", self._path, len(self._keys))
-        for order in self._orders.values():
-            self._send(order)
+    def _take(self, data: bytes) -> None:
+        was_up = self.connected
+        try:
+            for message in self._decoder.feed(data):
+                self._send(self._mirror.handle(message))
+        except RemoteProtocolError as error:
+            self._end_talk(str(error))
+            return
+        if self.connected and not was_up:
+            self._last_trouble = ""
+            self._logger.info("agent at %s connected; its store holds %d chunks", self._path, self.num_keys)
 
     def _end_talk(self, reason: str) -> None:
         self._say_trouble(reason)
-        self._state = State.ENDING
-        self._keys.clear()
+        self._mirror.end()
         self._forget_output()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _lose(self, reason: str) -> None:
-        """The agent is gone: its jobs have ended, and nothing is known of its store."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-            if self._state is not State.ENDING:
+            if self._mirror.state is not LinkState.ENDING:
                 self._say_trouble(reason)
-        self._state = State.AWAY
-        self._keys.clear()
+        self._mirror.lost()
         self._forget_output()
-        self._wake()
         self._decoder = AgentDecoder()
-        for job, keys in self._jobs.items():
-            self._end_job(job, keys, loaded=())
-        self._jobs.clear()
+        self._wake()
 
     def _say_trouble(self, reason: str) -> None:
         # Retried every second: said once until it changes or ends.
@@ -364,23 +252,23 @@ class AgentLink:
             self._logger.warning("agent at %s: %s", self._path, reason)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):
             os.write(self._wake_write, b"x")
 
     # The daemon thread.
 
     def _run(self) -> None:
         while not self._closing:
-            if self._socket is None:
-                try:
-                    pause_s = self._connect()
-                except ConfigurationError as error:
-                    self._logger.error("KV transfer is off: %s", error)
-                    return
-                if pause_s:
-                    self._sleep(pause_s)
-            else:
+            if self._socket is not None:
                 self._attend()
+                continue
+            try:
+                pause_s = self._connect()
+            except ConfigurationError as error:
+                self._logger.error("KV transfer is off: %s", error)
+                return
+            if pause_s:
+                self._sleep(pause_s)
 
     def _connect(self) -> float:
         """Seconds to wait before the next attempt; 0 when connected."""
@@ -401,7 +289,7 @@ class AgentLink:
             return RECONNECT_S
         with self._lock:
             self._socket = sock
-            self._state = State.GREETED
+            self._mirror.greeted()
         return 0.0
 
     def _attend(self) -> None:
@@ -427,11 +315,16 @@ class AgentLink:
             self._sleep(COALESCE_S)
 
     def _sleep(self, seconds: float) -> None:
-        if _poll({self._wake_read: select.POLLIN}, seconds):
-            self._swallow_wakes()
+        """Rests, but not from ``close``."""
+        deadline_s = self._clock() + seconds
+        while not self._closing and (remaining_s := deadline_s - self._clock()) > 0:
+            if _poll({self._wake_read: select.POLLIN}, remaining_s):
+                self._swallow_wakes()
+                if self._out:
+                    return
 
     def _swallow_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):
             os.read(self._wake_read, 4096)
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 from pdd.config.schema import EngineConfig, PddConfig
 
 CPU_STEP_TOKENS: Final = 512
-"""Tokens of one step on the CPU backend. A prompt's chunks leave step by step, so smaller steps overlap more of
-the transfer with the prefill; at a few hundred tokens a second this is one to three seconds of work."""
+"""Tokens of one step on the CPU backend. A prompt's chunks leave step by step, so smaller steps overlap more
+of the transfer with the prefill; at some hundred tokens a second this is one to three seconds of work."""
 
 CPU_KV_CACHE_GIB: Final = 1
 """Device cache of an engine on the CPU backend; 20000 tokens of the demo model."""

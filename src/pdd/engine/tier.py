@@ -10,14 +10,14 @@ Source:
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import msgspec
 import torch
 
 from pdd.core.errors import ConfigurationError
 from pdd.engine.agent_link import AgentLink
 from pdd.engine.identity import make_fingerprint, model_digest
+from pdd.engine.orders import in_prefix_order, parse_order
 from pdd.engine.promotion import Answer, PromotionBound
 from pdd.engine.vllm_api import (
     JobResult,
@@ -41,58 +41,15 @@ from pdd.engine.vllm_api import (
     keys_in_prefix_order,
     root_block_hash,
 )
-from pdd.wire.local import LOCAL_VERSION, BeginTransfer, Hello
+from pdd.wire.local import LOCAL_VERSION, BeginTransfer, Hello, LoadChunks, StoreChunks
 
 logger = init_logger("vllm.pdd.tier")
-
-PARAMS_KEY = "pdd"
-"""Where a request's ``kv_transfer_params`` carry our order."""
 
 CONNECTED = "vllm:pdd_agent_connected"
 MIRROR_CHUNKS = "vllm:pdd_store_chunks"
 LOOKUPS_BOUNDED = "vllm:pdd_lookups_bounded"
 
 DRAIN_WARNING_S = 5.0
-
-
-PeerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-
-
-class TransferOrder(msgspec.Struct, frozen=True):
-    """What the router asks of a prefill: push its KV to these peers under this name."""
-
-    transfer: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    targets: Annotated[list[PeerId], msgspec.Meta(min_length=1, max_length=64)]
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
-
-
-def parse_order(params: object) -> TransferOrder | None:
-    """The order in a request's ``kv_transfer_params``; None if there is none.
-
-    Raises:
-        ValueError: If there is one that is malformed.
-    """
-    if not isinstance(params, dict) or PARAMS_KEY not in params:
-        return None
-    try:
-        return msgspec.convert(params[PARAMS_KEY], TransferOrder)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"kv_transfer_params.{PARAMS_KEY}: {error}") from error
-
-
-def in_prefix_order(
-    keys: Iterable[bytes], slots: Iterable[int], positions: Iterable[int | None], *, chunk_tokens: int
-) -> tuple[list[bytes], list[int], list[int]]:
-    """Keys, slots and end positions sorted by position; vLLM hands a job's keys over in hash order.
-
-    What does not end on a chunk's boundary (a partial tail) is no chunk, and left out.
-    """
-    rows = sorted(
-        (position, key, int(slot))
-        for key, slot, position in zip(keys, slots, positions, strict=True)
-        if position is not None and position % chunk_tokens == 0
-    )
-    return [key for _, key, _ in rows], [slot for _, _, slot in rows], [position for position, _, _ in rows]
 
 
 class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed here
@@ -221,14 +178,15 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
             chunk_tokens=self._chunk_tokens,
         )
         self._link.store(
-            job_metadata.job_id, request=context.req_id, keys=keys, slots=slots, end_tokens=end_tokens
+            StoreChunks(
+                job=job_metadata.job_id, request=context.req_id, keys=keys, slots=slots, end_tokens=end_tokens
+            )
         )
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """The agent was asked to fill the job's slots from its store."""
-        self._link.load(
-            job_metadata.job_id, keys=list(job_metadata.keys), slots=job_metadata.chunk_ids.tolist()
-        )
+        slots = job_metadata.chunk_ids.tolist()
+        self._link.load(LoadChunks(job=job_metadata.job_id, keys=list(job_metadata.keys), slots=slots))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that no longer touch the primary tier, since the last call."""
