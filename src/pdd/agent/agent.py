@@ -100,8 +100,6 @@ class Agent:
         }
 
     def _attach_engine(self, connection: EngineConnection, hello: local.Hello) -> Space:
-        if hello.engine_id != self.engine_id:
-            raise RemoteProtocolError(f"engine {hello.engine_id} at the agent of {self.engine_id}")
         kind = ChunkKind(
             fingerprint=hello.fingerprint, chunk_bytes=hello.chunk_bytes, chunk_tokens=hello.chunk_tokens
         )
