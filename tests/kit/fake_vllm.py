@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -57,7 +57,7 @@ class FakeEngine:
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.chunk_tokens = chunk_tokens
-        self.cached_chunks: set[tuple[int, ...]] = set()
+        self.cached_chunks: set[int] = set()
         self.on_transfer: Callable[[dict[str, Any], list[int]], None] | None = None
         self.prefill_s = 0.0
         self.itl_s = 0.002
@@ -71,7 +71,7 @@ class FakeEngine:
         self.split_events = False
         self.running: set[str] = set()
         self.seen: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
+        self.headers: list[Mapping[str, str]] = []
         self.aborted: list[str] = []
         self.finished: list[str] = []
         self.port = 0
@@ -175,7 +175,7 @@ class FakeEngine:
         body = await request.json()
         request_id = f"generate-tokens-{request.headers.get('X-Request-Id')}-{uuid.uuid4().hex[:8]}"
         self.seen.append(body)
-        self.headers.append(dict(request.headers))
+        self.headers.append(request.headers.copy())
         if self.reply_status is not None:
             return _error(self.reply_status, "the engine refuses", kind="InternalServerError")
         self.running.add(request_id)
@@ -271,20 +271,25 @@ class FakeEngine:
 
     # ---- cache
 
-    def _chunks(self, tokens: list[int]) -> list[tuple[int, ...]]:
-        ends = range(self.chunk_tokens, len(tokens) + 1, self.chunk_tokens)
-        return [tuple(tokens[:end]) for end in ends]
+    def _chunks(self, tokens: list[int]) -> list[int]:
+        """The identity of each full chunk, chained over all before it."""
+        keys: list[int] = []
+        for start in range(0, len(tokens) - self.chunk_tokens + 1, self.chunk_tokens):
+            previous = keys[-1] if keys else 0
+            keys.append(hash((previous, tuple(tokens[start : start + self.chunk_tokens]))))
+        return keys
 
     def _cached(self, prompt: list[int]) -> int:
-        count = 0
-        for chunk in self._chunks(prompt):
-            if chunk not in self.cached_chunks:
+        hits = 0
+        for key in self._chunks(prompt):
+            if key not in self.cached_chunks:
                 break
-            count = len(chunk)
-        most = (len(prompt) - 1) // self.chunk_tokens * self.chunk_tokens
-        return min(count, most)
+            hits += 1
+        # As in vLLM, the last token of a prompt is always computed.
+        most = (len(prompt) - 1) // self.chunk_tokens
+        return min(hits, most) * self.chunk_tokens
 
-    def missing(self, tokens: list[int]) -> list[tuple[int, ...]]:
+    def missing(self, tokens: list[int]) -> list[int]:
         """Chunks of the tokens that are not here."""
         return [chunk for chunk in self._chunks(tokens) if chunk not in self.cached_chunks]
 
