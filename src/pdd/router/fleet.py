@@ -112,7 +112,10 @@ class Fleet:
             engine.id: EngineState(
                 engine,
                 client=EngineClient(
-                    engine_id=engine.id, url=engine.url, idle_timeout_s=config.router.engine_idle_timeout_s
+                    engine_id=engine.id,
+                    url=engine.url,
+                    idle_timeout_s=config.router.engine_idle_timeout_s,
+                    api_key=engine.env.get("VLLM_API_KEY"),
                 ),
                 agent=AgentClient(engine_id=engine.id, url=engine.control_url),
             )
@@ -138,6 +141,10 @@ class Fleet:
     def views(self, role: Role) -> list[EngineView]:
         """Views of all engines of a role, in the file's order."""
         return [self.engines[engine.id].view for engine in self._config.engines_of(role)]
+
+    def is_wan(self, prefill: str, peer: str) -> bool:
+        """Whether KV leaves the site on its way from a prefill engine to a peer."""
+        return self.engines[prefill].config.site != self.engines[peer].config.site
 
     def link(self, prefill: str, peer: str) -> LinkView:
         """The path for KV from a prefill engine to a peer."""

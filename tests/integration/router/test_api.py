@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError
-
 from tests.kit.bed import Bed, running_bed
 from tests.kit.fake_model import FakeModel
 
@@ -32,7 +31,10 @@ def client_of(bed: Bed) -> AsyncOpenAI:
 
 @pytest.mark.parametrize("handoff", ["one-shot", "catch-up"])
 async def test_openai_client_holds_a_conversation_streaming_and_not(handoff: str) -> None:
-    async with running_bed(router={"pipeline": "p-rld-md", "handoff": handoff}) as bed, client_of(bed) as client:
+    async with (
+        running_bed(router={"pipeline": "p-rld-md", "handoff": handoff}) as bed,
+        client_of(bed) as client,
+    ):
         bed.agents["p0"].landing_s["md0"] = 0.05
         messages: list[Any] = [{"role": "user", "content": "one"}]
         for turn in range(3):
@@ -63,7 +65,12 @@ async def test_openai_client_sees_errors_as_its_own_classes() -> None:
         assert caught.value.status_code == 400
         bed.md0.kill_stream_after = bed.rld0.kill_stream_after = 2
         stream = await client.chat.completions.create(
-            model="fake", messages=USER, max_tokens=50, stream=True, seed=1, temperature=1  # type: ignore[arg-type]
+            model="fake",
+            messages=USER,
+            max_tokens=50,
+            stream=True,
+            seed=1,
+            temperature=1,  # type: ignore[arg-type]
         )
         with pytest.raises(APIError):
             async for _ in stream:
@@ -74,7 +81,11 @@ async def test_openai_client_reads_logprobs_over_the_handoff() -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed, client_of(bed) as client:
         bed.agents["p0"].landing_s["md0"] = 0.03
         answer = await client.chat.completions.create(
-            model="fake", messages=USER, max_tokens=40, logprobs=True, top_logprobs=3  # type: ignore[arg-type]
+            model="fake",
+            messages=USER,
+            max_tokens=40,
+            logprobs=True,
+            top_logprobs=3,  # type: ignore[arg-type]
         )
         assert (await bed.last_record())["eager_tokens"] > 0
         logprobs = answer.choices[0].logprobs
@@ -91,16 +102,16 @@ async def test_usage_comes_last_and_only_when_asked_for() -> None:
     async with running_bed() as bed:
         plain = [json.loads(e) for e in (await read_events(bed, messages=USER, max_tokens=4))[:-1]]
         assert all("usage" not in event for event in plain)
-        events = await read_events(
-            bed, messages=USER, max_tokens=4, stream_options={"include_usage": True}
-        )
+        events = await read_events(bed, messages=USER, max_tokens=4, stream_options={"include_usage": True})
         assert events[-1] == "[DONE]"
         last = json.loads(events[-2])
         prompt = len(bed.model.chat_prompt(USER))
         assert last["choices"] == []
         assert last["usage"]["prompt_tokens"] == prompt
         assert last["usage"]["completion_tokens"] == 4
-        assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == prompt // 32 * 32  # its second time at P
+        assert (
+            last["usage"]["prompt_tokens_details"]["cached_tokens"] == prompt // 32 * 32
+        )  # its second time at P
 
 
 async def test_continuous_usage_counts_up() -> None:
@@ -130,10 +141,12 @@ async def test_request_id_is_in_every_hop_and_unique_in_engines() -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
         bed.agents["p0"].landing_s["md0"] = 0.03
         odd = "a/b:c" + "x" * 190
-        await asyncio.gather(*(
-            bed.post("/v1/chat/completions", messages=USER, max_tokens=40, headers={"X-Request-Id": odd})
-            for _ in range(2)
-        ))
+        await asyncio.gather(
+            *(
+                bed.post("/v1/chat/completions", messages=USER, max_tokens=40, headers={"X-Request-Id": odd})
+                for _ in range(2)
+            )
+        )
         ids = [headers["X-Request-Id"] for engine in bed.engines.values() for headers in engine.headers]
         assert all(hop.startswith(odd) for hop in ids)
         assert len(set(ids)) == len(ids)
@@ -150,7 +163,10 @@ async def test_silence_is_filled_with_comments_that_clients_do_not_see() -> None
         assert text.startswith(": keep-alive\n\n")
         async with client_of(bed) as client:
             stream = await client.chat.completions.create(
-                model="fake", messages=USER, max_tokens=4, stream=True  # type: ignore[arg-type]
+                model="fake",
+                messages=USER,
+                max_tokens=4,
+                stream=True,  # type: ignore[arg-type]
             )
             assert len([chunk async for chunk in stream]) == 5
 
@@ -243,7 +259,9 @@ async def test_what_is_not_relayable_goes_p_md_and_says_so(fields: dict[str, Any
         assert answer.headers["x-pdd-reason"] == f"not_relayable:{reason}"
         assert bed.rld0.seen == []
         if reason != "prompt_logprobs":
-            assert len(bed.md0.seen[0]["token_ids"]) == len(bed.model.chat_prompt(USER))  # MD makes every token
+            assert len(bed.md0.seen[0]["token_ids"]) == len(
+                bed.model.chat_prompt(USER)
+            )  # MD makes every token
         else:
             assert body["prompt_logprobs"] == [None]
         async with bed.client.get(f"{bed.url}/metrics") as page:
@@ -395,7 +413,9 @@ async def test_api_keys() -> None:
             assert answer.status == 401
             assert (await answer.json())["error"]["type"] == "AuthenticationError"
         headers = {"Authorization": "Bearer right"}
-        assert (await bed.post("/v1/chat/completions", messages=USER, max_tokens=1, headers=headers)).status == 200
+        assert (
+            await bed.post("/v1/chat/completions", messages=USER, max_tokens=1, headers=headers)
+        ).status == 200
         async with bed.client.get(f"{bed.url}/health") as answer:
             assert answer.status == 200
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-
 from tests.kit.bed import Bed, running_bed
 
 CONTENT = "Please explain how a lighthouse works, at length."
@@ -30,18 +29,22 @@ async def check_whole(bed: Bed, *, max_tokens: int = 60, **fields: Any) -> dict[
 # ---- engines
 
 
-@pytest.mark.parametrize("how", ["kill_stream_after", "garble_stream_after", "abort_stream_after", "stall_stream_after"])
+@pytest.mark.parametrize(
+    "how", ["kill_stream_after", "garble_stream_after", "abort_stream_after", "stall_stream_after"]
+)
 @pytest.mark.parametrize("when", [0, 5])
 async def test_relay_lost_before_handoff_waits_for_main(how: str, when: int) -> None:
     async with running_bed(router={"pipeline": "p-rld-md", "engine_idle_timeout_s": 0.3}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.1
+        bed.agents["p0"].landing_s["md0"] = 0.6 if how == "stall_stream_after" else 0.1
         setattr(bed.rld0, how, when)
         record = await check_whole(bed)
         assert record["failures"]
         assert record["main"] == "md0"
 
 
-@pytest.mark.parametrize("how", ["kill_stream_after", "garble_stream_after", "abort_stream_after", "stall_stream_after"])
+@pytest.mark.parametrize(
+    "how", ["kill_stream_after", "garble_stream_after", "abort_stream_after", "stall_stream_after"]
+)
 @pytest.mark.parametrize("when", [0, 5])
 async def test_main_lost_after_handoff_is_continued_elsewhere(how: str, when: int) -> None:
     async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md", "engine_idle_timeout_s": 0.3}) as bed:
@@ -76,12 +79,16 @@ async def test_prefill_engine_that_fails_is_replaced_by_another() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
-async def test_prefill_failure_is_an_http_error_at_once_and_main_does_not_prefill_instead(status: int) -> None:
+async def test_prefill_failure_is_an_http_error_at_once_and_main_does_not_prefill_instead(
+    status: int,
+) -> None:
     async with running_bed() as bed:
         bed.p0.reply_status = status
         for stream in (False, True):
             async with asyncio.timeout(2):
-                answer = await bed.post("/v1/chat/completions", messages=MESSAGES, max_tokens=5, stream=stream)
+                answer = await bed.post(
+                    "/v1/chat/completions", messages=MESSAGES, max_tokens=5, stream=stream
+                )
                 assert answer.status == status
                 assert (await answer.json())["error"]["code"] == status
         assert bed.md0.seen == bed.rld0.seen == []

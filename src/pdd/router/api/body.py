@@ -63,7 +63,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: Any = None
     repetition_detection: Any = None
     repetition_penalty: Any = None
-    request_id: Any = None
+    request_id: str | None = None
     response_format: Any = None
     seed: Any = None
     session_id: Any = None
@@ -77,7 +77,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: Any = None
     truncation_side: Any = None
     user: Any = None
-    vllm_xargs: Any = None
+    vllm_xargs: dict[str, Any] | None = None
     watermarking: Any = None
 
 
@@ -218,6 +218,9 @@ def _check_common(values: dict[str, Any], body: ChatBody | CompletionBody) -> No
     for name, why in UNSUPPORTED.items():
         if values.get(name):
             raise BadRequestError(why, param=name)
+    smuggled = {"kv_transfer_params", "ec_transfer_params"} & set(body.vllm_xargs or ())
+    if smuggled:
+        raise BadRequestError(UNSUPPORTED[min(smuggled)], param="vllm_xargs")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise BadRequestError(f"max_tokens must be at least 1, got {body.max_tokens}", param="max_tokens")
     if body.n is not None and not 1 <= body.n <= MAX_CHOICES:

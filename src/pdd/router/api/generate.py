@@ -72,8 +72,10 @@ class GenerateHandler:
     async def _serve(
         self, request: web.Request, api: Api, values: dict[str, Any], body: Body
     ) -> web.StreamResponse:
-        arrived_s: float = request[ARRIVED_S]
-        request_id: str = request[REQUEST_ID]
+        arrived_s = request[ARRIVED_S]
+        if body.request_id and "X-Request-Id" not in request.headers:
+            request[REQUEST_ID] = body.request_id
+        request_id = request[REQUEST_ID]
         self._check_model(body)
         rendered = await self._render(request, api, values)
         runs = self._plan_runs(request, body, rendered, arrived_s)

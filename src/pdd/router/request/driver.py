@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -33,6 +34,7 @@ from pdd.router.request.events import (
     Fail,
     Failure,
     HandoffChosen,
+    LegFailed,
     Planned,
     ReleaseTransfer,
     StartDecode,
@@ -43,9 +45,9 @@ from pdd.router.request.events import (
     Token,
     TransferFailed,
 )
-from pdd.router.request.job import Job
+from pdd.router.request.job import Job, transfer_id
 from pdd.router.request.legs import Legs
-from pdd.router.request.machine import Phase, RequestMachine
+from pdd.router.request.machine import RequestMachine
 from pdd.router.request.planning import Planning
 from pdd.router.request.transfers import TransferLog
 
@@ -113,8 +115,9 @@ class RequestDriver:
             record=record,
             metrics=services.metrics,
             post=self._inbox.put_nowait,
-            is_wan=self._is_wan,
-            now_s=self._now_s,
+            release=partial(_release, services, job.transfer_prefix),
+            is_wan=services.fleet.is_wan,
+            now_s=partial(_since, self._loop, arrived_s),
         )
         self._legs = Legs(
             job=job,
@@ -140,12 +143,16 @@ class RequestDriver:
         finally:
             # Reached with no outcome when the client leaves or cannot be written to.
             self._perform(self.machine.step(ClientGone()))
+            while not self._inbox.empty():  # a landing that was not yet heard holds a lease
+                self._perform(self.machine.step(self._inbox.get_nowait()))
             self._finish()
             self._services.background(self._legs.close())
         if self._failure is not None:
             raise error_of(self._failure)
 
     async def _turn(self, event: Event, deliver: Deliver) -> None:
+        if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
+            self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
         self._perform(self.machine.step(event))
         while self._pieces:
             await deliver(self._pieces.popleft())
@@ -177,8 +184,7 @@ class RequestDriver:
             case CancelTransfer():
                 self._cancel(effect.attempt, effect.peer)
             case ReleaseTransfer():
-                agent = self._services.fleet.engines[effect.peer].agent
-                self._services.background(agent.release(self._job.transfer_id(effect.attempt)))
+                _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
             case Fail():
                 self._failure = effect.failure
             case _:
@@ -307,7 +313,7 @@ class RequestDriver:
     def _finish(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        self._transfers.post = None
+        self._transfers.close()
         self._services.metrics.in_flight.dec()
         self._learn_caches()
         self._accounting.on_end(
@@ -337,17 +343,20 @@ class RequestDriver:
             # The last token was sampled, but its KV was never computed.
             engines[self._decoded_by].belief.add(prompt.with_reply(self.machine.tokens[:-1]))
 
-    def _is_wan(self, prefill: str, peer: str) -> bool:
-        engines = self._services.fleet.engines
-        return engines[prefill].config.site != engines[peer].config.site
-
     def _now_s(self) -> float:
-        return self._loop.time() - self._arrived_s
+        return _since(self._loop, self._arrived_s)
 
-    @property
-    def phase(self) -> Phase:
-        """Where the request is."""
-        return self.machine.phase
+
+# These two know no driver: late news of a transfer must not keep a whole prompt in memory.
+
+
+def _since(loop: asyncio.AbstractEventLoop, arrived_s: float) -> float:
+    return loop.time() - arrived_s
+
+
+def _release(services: Services, transfer_prefix: str, attempt: int, peer: str) -> None:
+    agent = services.fleet.engines[peer].agent
+    services.background(agent.release(transfer_id(transfer_prefix, attempt)))
 
 
 def error_of(failure: Failure) -> PddError:

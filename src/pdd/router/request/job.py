@@ -57,6 +57,11 @@ def read_rendered(body: Mapping[str, Any]) -> Rendered:
     )
 
 
+def transfer_id(prefix: str, attempt: int) -> str:
+    """The id of an attempt's KV transfer."""
+    return f"{prefix}-{attempt}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One answer to compute.
@@ -78,7 +83,7 @@ class Job:
 
     def transfer_id(self, attempt: int) -> str:
         """The id of an attempt's KV transfer."""
-        return f"{self.transfer_prefix}-{attempt}"
+        return transfer_id(self.transfer_prefix, attempt)
 
     def engine_headers(self, leg: int) -> dict[str, str]:
         """Headers that make the request findable in the engine's log, and unique in the engine."""

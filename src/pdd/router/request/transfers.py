@@ -17,7 +17,8 @@ class TransferLog:
     Args:
         record: Written to.
         metrics: Counted in.
-        post: Takes the events for the state machine; None once the request is over.
+        post: Takes the events for the state machine, until ``close``.
+        release: Ends the lease of what lands after that: attempt and peer.
         is_wan: Whether the path from a prefill engine to a peer leaves the site.
         now_s: Seconds since the request arrived.
     """
@@ -28,16 +29,22 @@ class TransferLog:
         record: Record,
         metrics: RouterMetrics,
         post: Callable[[Event], None],
+        release: Callable[[int, str], None],
         is_wan: Callable[[str, str], bool],
         now_s: Callable[[], float],
     ) -> None:
-        self.post: Callable[[Event], None] | None = post
+        self._post: Callable[[Event], None] | None = post
+        self._release = release
         self.landed_tokens: dict[str, int] = {}
         self._record = record
         self._metrics = metrics
         self._is_wan = is_wan
         self._now_s = now_s
         self._wan_bytes: dict[tuple[int, str], int] = {}
+
+    def close(self) -> None:
+        """The request is over: from now on only bytes are counted and leases ended."""
+        self._post = None
 
     def listener(self, attempt: int, prefill: str, targets: tuple[str, ...]) -> Callable[[AgentEvent], None]:
         """A listener for the events of one attempt's transfer."""
@@ -87,5 +94,7 @@ class TransferLog:
         self._metrics.wan_bytes.labels(src=prefill, dst=peer).inc(after - before)
 
     def _say(self, event: Event) -> None:
-        if self.post is not None:
-            self.post(event)
+        if self._post is not None:
+            self._post(event)
+        elif isinstance(event, Landed):
+            self._release(event.attempt, event.peer)
