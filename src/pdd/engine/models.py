@@ -114,7 +114,8 @@ def _gguf_file() -> Path:
     )
 
 
-def _write_tokenizer(folder: Path, gguf: Path) -> None:
+def _write_tokenizer(folder: Path, gguf: Path) -> int:
+    """The tokenizer and its chat template are in the folder; returns the size of its vocabulary."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
@@ -122,6 +123,7 @@ def _write_tokenizer(folder: Path, gguf: Path) -> None:
         raise ConfigurationError(f"{gguf} carries no chat template")
     tokenizer.model_max_length = _MAX_POSITIONS
     tokenizer.save_pretrained(str(folder))
+    return len(tokenizer)
 
 
 def _write_generation_config(folder: Path) -> None:
@@ -172,10 +174,9 @@ Larger attention gains make short cycles, smaller ones hide the far end of the c
 def _write_tiny_model(folder: Path, seed: int) -> None:
     gguf = _gguf_file()
     from safetensors.numpy import save_file
-    from transformers import AutoTokenizer, LlamaConfig
+    from transformers import LlamaConfig
 
-    _write_tokenizer(folder, gguf)
-    vocab = len(AutoTokenizer.from_pretrained(str(folder)))
+    vocab = _write_tokenizer(folder, gguf)
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=_TINY_HIDDEN,

@@ -1,7 +1,7 @@
 """The prepared models are what the demo and the exactness tests need them to be."""
 
-import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ RENDERED = (
 )
 
 
+CACHE = Path(os.environ.get("PDD_MODEL_CACHE", ".cache/models"))
+"""Shared with the end-to-end tests, since making a model takes longer than all tests here."""
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.prepare_tiny_model(tmp_path_factory.mktemp("models"))
+def tiny() -> Path:
+    return models.prepare_tiny_model(CACHE)
 
 
 def load(folder: Path) -> tuple[Any, Any]:
@@ -67,21 +71,59 @@ def test_rounding_is_far_below_the_lead_of_the_best_token(tiny: Path) -> None:
     assert (whole - torch.cat(pieces)).abs().max() < (best[:, 0] - best[:, 1]).median() / 1000
 
 
-def test_the_tiny_model_is_cached_and_made_again_when_incomplete(tiny: Path) -> None:
-    weights = tiny / "model.safetensors"
-    made_at = weights.stat().st_mtime_ns
-    assert models.prepare_tiny_model(tiny.parent) == tiny
-    assert weights.stat().st_mtime_ns == made_at
-    digest = hashlib.sha256(weights.read_bytes()).digest()
-    (tiny / models.MARKER_FILE).unlink()
-    assert models.prepare_tiny_model(tiny.parent) == tiny
-    assert hashlib.sha256(weights.read_bytes()).digest() == digest
-    assert [file.name for file in tiny.parent.iterdir()] == ["tiny"]
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Seeds of the models made, each of one small file instead of a model."""
+    seeds: list[int] = []
+
+    def write(folder: Path, seed: int) -> None:
+        seeds.append(seed)
+        (folder / "model.safetensors").write_bytes(bytes([seed]))
+
+    monkeypatch.setattr(models, "_write_tiny_model", write)
+    return seeds
 
 
-def test_another_seed_is_another_model() -> None:
+def test_a_model_is_made_once(tmp_path: Path, written: list[int]) -> None:
+    cache = tmp_path / "not there yet"
+    folder = models.prepare_tiny_model(cache)
+    assert models.prepare_tiny_model(cache) == folder
+    assert models.prepare_tiny_model(cache, seed=3) != folder
+    assert written == [0, 3]
+    assert oct((folder / "model.safetensors").stat().st_mode)[-3:] == "644"
+
+
+@pytest.mark.parametrize("marker", [None, "", "{", '{"model": "tiny", "seed": 0, "format": 0}'])
+def test_an_incomplete_or_outdated_model_is_made_again(
+    tmp_path: Path, written: list[int], marker: str | None
+) -> None:
+    folder = models.prepare_tiny_model(tmp_path)
+    if marker is None:
+        (folder / models.MARKER_FILE).unlink()
+    else:
+        (folder / models.MARKER_FILE).write_text(marker)
+    (folder / "left over").touch()
+    assert models.prepare_tiny_model(tmp_path) == folder
+    assert written == [0, 0]
+    assert sorted(file.name for file in folder.iterdir()) == ["model.safetensors", models.MARKER_FILE]
+    assert [file.name for file in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path, seed: int) -> None:
+        (folder / "half").touch()
+        raise OSError("disk full")
+
+    monkeypatch.setattr(models, "_write_tiny_model", fail)
+    with pytest.raises(OSError, match="disk full"):
+        models.prepare_tiny_model(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
     one, other = models._tiny_weights(100, 0), models._tiny_weights(100, 1)
     assert one.keys() == other.keys()
+    assert all((one[name] == tensor).all() for name, tensor in models._tiny_weights(100, 0).items())
     assert (one["lm_head.weight"] != other["lm_head.weight"]).any()
 
 
