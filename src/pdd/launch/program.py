@@ -32,6 +32,7 @@ class Program:
         files: What it may leave behind (sockets, shared memory): removed before it starts and after it ended.
         stop_order: Lower ones are stopped first, equal ones together.
         grace_s: Seconds between SIGTERM and SIGKILL.
+        ends: It does its work and ends; any other program that ends has failed.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Program:
     files: tuple[Path, ...] = ()
     stop_order: int = 0
     grace_s: float = 10.0
+    ends: bool = False
 
 
 def check_ports(programs: Iterable[Program]) -> None:

@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, Never, Self
+from typing import Any, Literal, Never, Self, TypeVar
 
 import aiohttp
 
@@ -27,6 +27,7 @@ HEALTHY_S = 60.0
 _PROBE_INTERVAL_S = 0.25
 _PROBE_TIMEOUT_S = 5.0
 
+T = TypeVar("T")
 State = Literal["starting", "ready", "ended", "restarting", "stopping", "stopped"]
 
 
@@ -101,7 +102,8 @@ class Supervisor:
         except LaunchError:
             await self._end(child)
             raise
-        self._tell(program, "ready", elapsed_s=time.monotonic() - started_s)
+        if program.ready_url is not None:
+            self._tell(program, "ready", elapsed_s=time.monotonic() - started_s)
         return child
 
     async def run(self, program: Program) -> list[str]:
@@ -159,12 +161,28 @@ class Supervisor:
         """The program of that name, if it has been started and not ended by us."""
         return next((child for child in self._children if child.program.name == name), None)
 
-    async def first_end(self) -> Child:
-        """The first of the running programs that has ended."""
+    async def watch(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, during which no program ended that should run.
+
+        Raises:
+            LaunchError: If one did, with its last log lines; ``work`` is cancelled then.
+        """
+        tasks = asyncio.ensure_future(work), asyncio.ensure_future(self._first_end())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                return tasks[0].result()
+            raise tasks[1].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _first_end(self) -> LaunchError:
         while True:
             for child in self._children:
-                if child.status is not None:
-                    return child
+                if child.status is not None and not child.program.ends:
+                    return child.failure(describe_status(child.status))
             await asyncio.sleep(_PROBE_INTERVAL_S)
 
     async def stop(self) -> None:

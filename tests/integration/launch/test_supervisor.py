@@ -108,6 +108,30 @@ def test_a_port_asked_for_twice_is_named() -> None:
         check_ports([first, second])
 
 
+async def test_a_program_that_ends_while_others_are_awaited_is_quoted(
+    watched: Watched, tmp_path: Path
+) -> None:
+    async def boot() -> None:
+        await watched.supervisor.start(fake(tmp_path, "agent", "--die-after", "0.5"))
+        await watched.supervisor.start(fake(tmp_path, "engine", "--never-ready"))
+
+    with pytest.raises(LaunchError, match=r"agent ended with status 3;(?s:.)*boom: out of tokens"):
+        await watched.supervisor.watch(boot())
+
+
+async def test_work_under_watch_gives_its_result(watched: Watched, tmp_path: Path) -> None:
+    await watched.supervisor.start(fake(tmp_path, "agent"))
+    assert await watched.supervisor.watch(asyncio.sleep(0.01, "done")) == "done"
+
+
+async def test_a_program_that_does_its_work_and_ends_gives_its_last_lines(watched: Watched) -> None:
+    program = Program(name="model", argv=(sys.executable, "-c", "print('a'); print('/folder')"), ends=True)
+    assert await watched.supervisor.run(program) == ["a", "/folder"]
+    failing = Program(name="model", argv=(sys.executable, "-c", "raise SystemExit('no disk')"), ends=True)
+    with pytest.raises(LaunchError, match=r"model ended with status 1;(?s:.)*no disk"):
+        await watched.supervisor.run(failing)
+
+
 async def test_the_engine_comes_back_and_its_agent_stays(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

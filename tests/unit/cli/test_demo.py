@@ -1,5 +1,6 @@
 """The demo's configuration, script and report."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def record(**values: Any) -> dict[str, Any]:
         "outcome": "complete",
         "second_token_s": 1.5,
         "wan_landed_s": 3.0,
+        "prompt_tokens": 1468,
+        "output_tokens": 56,
+        "ttft_s": 12.6,
+        "eager_tokens": 17,
+        "handoff_mode": "catch-up",
+        "handoff_rounds": 3,
         "wan_bytes": 10_000_000,
         "wan_bytes_without_drc": 40_000_000,
         "unknown_to_the_demo": 1,
@@ -116,12 +123,19 @@ def test_the_json_has_exactly_the_promised_fields(tmp_path: Path) -> None:
     assert written["summary"]["num_requests"] == 3
 
 
+def shown(*, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report.table(results(), width=width))
+    return console.export_text()
+
+
 def test_the_table_shows_both_times_and_failures() -> None:
-    console = Console(width=220, record=True, file=open("/dev/null", "w"))  # noqa: SIM115  # rich owns it
-    console.print(report.table(results()))
-    text = console.export_text()
-    assert "second token" in text
-    assert "WAN landed" in text
-    assert "1.50" in text
-    assert "3.00" in text
-    assert "HTTP 503" in text
+    wide, narrow = shown(width=report.WIDE), shown(width=80)
+    for text in (wide, narrow):
+        assert "second" in text
+        assert "landed" in text
+        assert "1.50" in text
+        assert "3.00" in text
+        assert "failed" in text
+        assert "…" not in text
+    assert "HTTP 503" in wide

@@ -20,6 +20,9 @@ from pdd.launch.supervisor import private_dir, run_supervised
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
 
+LOG_WIDTH = 130
+"""Of what is written to a file or a pipe; the widest table needs it."""
+
 
 def add_parser(commands: "Subparsers") -> None:
     """``pdd demo`` exists."""
@@ -71,11 +74,13 @@ def _run(arguments: argparse.Namespace) -> int:
         run_dir=private_dir(Path(tempfile.mkdtemp(prefix="pdd-demo-"))),
     )
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LOG_WIDTH)
     screen = Screen(console)
     clean = False
     try:
         status = run_supervised(
-            lambda supervisor: run_demo(supervisor, screen, options),
+            lambda supervisor: supervisor.watch(run_demo(supervisor, screen, options)),
             log_dir=options.run_dir / "logs",
             on_progress=screen.show,
         )

@@ -1,11 +1,12 @@
 """The demo's results: a table for people, JSON for programs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from pdd.core.units import format_bytes
@@ -47,54 +48,87 @@ class Result:
         return complete and self.equal_to_reference is not False
 
 
-def table(results: Sequence[Result]) -> Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of the table; those that are not needed at first sight only appear where there is room."""
+
+    heading: str
+    cell: Callable[[Result], str]
+    is_text: bool = False
+    needs_room: bool = False
+
+
+WIDE = 130
+"""Characters from which every column fits."""
+
+
+def table(results: Sequence[Result], *, width: int) -> Table:
     """One row a request; times are seconds from the request's arrival."""
-    shown = Table(title="What each request took (seconds from its arrival)", title_justify="left")
-    for heading in ("request", "pipeline", "why"):
-        shown.add_column(heading)
-    for heading in (
-        "prompt",
-        "output",
-        "first token",
-        "second token",
-        "WAN landed",
-        "eager tokens",
-        "handoff",
-        "stall",
-        "over the WAN",
-        "without DRC",
-    ):
-        shown.add_column(heading, justify="right")
-    if any(result.equal_to_reference is not None for result in results):
-        shown.add_column("= reference")
+    with_reference = any(result.equal_to_reference is not None for result in results)
+    columns = [
+        column
+        for column in COLUMNS
+        if (width >= WIDE or not column.needs_room) and (with_reference or column is not REFERENCE)
+    ]
+    shown = Table(
+        title="What each request took, in seconds from its arrival",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for column in columns:
+        shown.add_column(column.heading, justify="left" if column.is_text else "right", vertical="bottom")
     for result in results:
-        shown.add_row(*_row(result, with_reference=len(shown.columns) > 13))
+        shown.add_row(*(column.cell(result) for column in columns))
     return shown
 
 
-def _row(result: Result, *, with_reference: bool) -> list[str]:
-    record = result.record
-    if result.error is not None:
-        return [result.label, "[red]failed[/]", result.error]
-    mode, rounds = record.get("handoff_mode"), record.get("handoff_rounds") or 0
-    cells = [
-        result.label,
-        str(record.get("pipeline") or "-"),
-        str(record.get("reason") or "-"),
-        str(record.get("prompt_tokens")),
-        str(record.get("output_tokens")),
-        _seconds(record.get("ttft_s")),
-        _seconds(record.get("second_token_s")),
-        _seconds(record.get("wan_landed_s")),
-        str(record.get("eager_tokens") or 0),
-        f"{mode} ({rounds})" if mode else "-",
-        _seconds(record.get("stall_s")),
-        format_bytes(record.get("wan_bytes") or 0),
-        format_bytes(record.get("wan_bytes_without_drc") or 0),
-    ]
-    if with_reference:
-        cells.append({True: "yes", False: "[red]no[/]", None: "-"}[result.equal_to_reference])
-    return cells
+def _value(name: str) -> Callable[[Result], str]:
+    return lambda result: str(result.record.get(name, "-"))
+
+
+def _time(name: str) -> Callable[[Result], str]:
+    return lambda result: _seconds(result.record.get(name))
+
+
+def _bytes(name: str) -> Callable[[Result], str]:
+    return lambda result: format_bytes(result.record.get(name) or 0)
+
+
+def _ending(result: Result) -> str:
+    return "[red]failed[/]" if result.error is not None else str(result.record.get("pipeline") or "-")
+
+
+def _why(result: Result) -> str:
+    return result.error or str(result.record.get("reason") or "-")
+
+
+def _handoff(result: Result) -> str:
+    mode, rounds = result.record.get("handoff_mode"), result.record.get("handoff_rounds") or 0
+    return f"{mode} {rounds}" if rounds else str(mode or "-")
+
+
+def _equal(result: Result) -> str:
+    return {True: "yes", False: "[red]no[/]", None: "-"}[result.equal_to_reference]
+
+
+REFERENCE = Column(heading="as\nref.", cell=_equal)
+COLUMNS = (
+    Column(heading="request", cell=lambda result: result.label, is_text=True),
+    Column(heading="pipeline", cell=_ending, is_text=True),
+    Column(heading="why", cell=_why, is_text=True, needs_room=True),
+    Column(heading="prompt\ntokens", cell=_value("prompt_tokens")),
+    Column(heading="output\ntokens", cell=_value("output_tokens"), needs_room=True),
+    Column(heading="first\ntoken", cell=_time("ttft_s")),
+    Column(heading="second\ntoken", cell=_time("second_token_s")),
+    Column(heading="WAN\nlanded", cell=_time("wan_landed_s")),
+    Column(heading="eager\ntokens", cell=_value("eager_tokens")),
+    Column(heading="handoff\n(rounds)", cell=_handoff),
+    Column(heading="stall", cell=_time("stall_s"), needs_room=True),
+    Column(heading="over\nthe WAN", cell=_bytes("wan_bytes")),
+    Column(heading="without\nDRC", cell=_bytes("wan_bytes_without_drc")),
+    REFERENCE,
+)
 
 
 def _seconds(value: float | None) -> str:

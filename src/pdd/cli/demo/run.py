@@ -16,7 +16,6 @@ from pdd.cli.demo.settings import DEMO_MODEL, DemoModel, DemoSettings, demo_conf
 from pdd.config.load import load_config
 from pdd.config.schema import PddConfig
 from pdd.core.errors import PddError
-from pdd.launch.child import describe_status
 from pdd.launch.fleet import (
     agent_program,
     engine_program,
@@ -82,7 +81,8 @@ async def run_demo(supervisor: Supervisor, screen: Screen, options: DemoOptions)
             return 0 if all_well else 1
         supervisor.serving = True
         _print_examples(screen, router_url, model.name)
-        return await _serve_until_something_ends(supervisor)
+        await asyncio.Event().wait()
+        return 0
 
 
 async def _prepare_model(supervisor: Supervisor, options: DemoOptions) -> DemoModel:
@@ -92,7 +92,7 @@ async def _prepare_model(supervisor: Supervisor, options: DemoOptions) -> DemoMo
     # In a process of its own, so that torch's memory is given back before the engines need it.
     argv = pdd_argv("model", "demo", "--cache", str(options.cache))
     lines = await supervisor.run(
-        Program(name="model", argv=argv, env={"OMP_NUM_THREADS": "1"}, ready_timeout_s=MODEL_S)
+        Program(name="model", argv=argv, env={"OMP_NUM_THREADS": "1"}, ready_timeout_s=MODEL_S, ends=True)
     )
     return DemoModel(
         path=lines[-1], name="SmolLM2-135M-Instruct", dtype="float32", max_model_len=DEMO_MAX_MODEL_LEN
@@ -190,7 +190,7 @@ def _report(results: list[report.Result], screen: Screen, options: DemoOptions, 
     values = report.summary(results, elapsed_s=elapsed_s)
     console = screen.console
     console.print()
-    console.print(report.table(results))
+    console.print(report.table(results, width=console.width))
     console.print(report.summary_line(values), markup=False)
     if options.json_path is not None:
         report.write_json(options.json_path, results, values)
@@ -217,9 +217,3 @@ EOF
         markup=False,
         soft_wrap=True,
     )
-
-
-async def _serve_until_something_ends(supervisor: Supervisor) -> int:
-    child = await supervisor.first_end()
-    supervisor.serving = False
-    raise child.failure(describe_status(await child.wait()))
