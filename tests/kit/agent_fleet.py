@@ -132,6 +132,7 @@ class AgentProcess:
             "logging.basicConfig(level=logging.INFO);"
             "sys.exit(run_agent(PddConfig.model_validate_json(sys.argv[1]), sys.argv[2]))"
         )
+        self._log_path = log
         self._log = open(log or os.devnull, "ab")  # noqa: SIM115  # closed by stop
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, config.model_dump_json(), engine_id],
@@ -139,6 +140,9 @@ class AgentProcess:
             stderr=self._log,
             env={**os.environ, "PYTHONPATH": "src"},
         )
+
+    def log_text(self) -> str:
+        return self._log_path.read_text() if self._log_path else ""
 
     @property
     def pid(self) -> int:

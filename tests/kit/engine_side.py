@@ -48,6 +48,8 @@ class FakeEngine:
         chunk_tokens: int = 32,
         num_slots: int = 64,
         row_padding: int = 64,
+        version: int = local.LOCAL_VERSION,
+        claimed_slots: int | None = None,
         **changes: str,
     ) -> None:
         self.chunk_bytes = chunk_bytes
@@ -70,13 +72,13 @@ class FakeEngine:
         self._paused.set()
         self._socket = self._connect(path)
         hello = local.Hello(
-            version=local.LOCAL_VERSION,
+            version=version,
             engine_id=engine_id,
             fingerprint=fingerprint(chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens, **changes),
             chunk_bytes=chunk_bytes,
             chunk_tokens=chunk_tokens,
             primary_row_bytes=self._row_bytes,
-            num_primary_slots=num_slots,
+            num_primary_slots=claimed_slots or num_slots,
         )
         socket.send_fds(self._socket, [local.encode(hello)], [self._fd])
         self._thread = threading.Thread(target=self._read, daemon=True)

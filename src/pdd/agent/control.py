@@ -51,9 +51,10 @@ async def _events(request: web.Request) -> web.StreamResponse:
         after = int(request.query.get("after", agent.events.seq))
     except ValueError:
         return _error(400, "after must be a whole number")
-    response = web.StreamResponse(
-        headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache"}
-    )
+    if after > agent.events.seq:
+        after = 0  # the reader counted in an earlier life of this agent
+    headers = {"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     hello = {"event": "hello", "agent": agent.engine_id, "seq": agent.events.seq}
     await response.write(_line(hello))

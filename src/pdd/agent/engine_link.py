@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,7 +21,6 @@ from pdd.agent.outbound import StoredChunk
 from pdd.core.errors import (
     ConnectionLostError,
     PddError,
-    ProtocolError,
     RemoteProtocolError,
     TransportError,
 )
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RECV_BYTES: Final = 256 * 2**10
+_KEYS_PAUSE_S: Final = 0.005
+"""Key changes nobody waits for are gathered for so long: the engine has no use for one message per chunk."""
 FLUSH_LIMIT_S: Final = 1.0
 """How long LANDED waits for an engine that does not read its socket."""
 
@@ -50,6 +51,7 @@ class EngineOutbox:
         self._keys: dict[bytes, bool] = {}
         self._version = 0
         self._written_version = 0
+        self._is_urgent = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="pdd-engine-out", daemon=True)
         self._thread.start()
@@ -58,19 +60,23 @@ class EngineOutbox:
         """The message will be written after all put before it."""
         with self._changed:
             self._messages.append(message)
+            self._is_urgent = True
             self._changed.notify_all()
 
     def key_changed(self, key: bytes, *, is_present: bool) -> None:
         """The engine will be told whether the store has the key."""
         with self._changed:
+            if not self._keys:
+                self._changed.notify_all()
             self._keys[key] = is_present
             self._version += 1
-            self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Whether the socket has taken every key change made before the call."""
         with self._changed:
             version = self._version
+            self._is_urgent = True
+            self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: self._is_closed or self._written_version >= version, timeout_s
             )
@@ -97,6 +103,8 @@ class EngineOutbox:
     def _take(self) -> tuple[int, list[local.Message]] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or bool(self._messages) or bool(self._keys))
+            self._changed.wait_for(lambda: self._is_closed or self._is_urgent, _KEYS_PAUSE_S)
+            self._is_urgent = False
             if self._is_closed:
                 return None
             messages = list(self._messages)
@@ -176,14 +184,11 @@ class EngineConnection:
             self._dispatch(space, tier, rest)
             while data := self._recv():
                 self._dispatch(space, tier, self._decoder.feed(data))
-        except ProtocolError as error:
-            _log.error("engine connection dropped: %s", error)
-            self.outbox.put(local.Refused(reason=str(error)))
-            self.outbox.flush(FLUSH_LIMIT_S)
         except TransportError as error:
             _log.info("engine connection ended: %s", error)
         except PddError as error:
             _log.error("engine refused: %s", error)
+            self._refuse(str(error))
         finally:
             self._end(space, tier)
 
@@ -193,10 +198,11 @@ class EngineConnection:
             self._is_closed = True
             self.stream.close()
 
-    def refuse(self, reason: str) -> None:
-        """The engine has been told why it is not served."""
-        with_reason = local.encode(local.Refused(reason=reason))
-        self.stream.send([with_reason], timeout_s=FLUSH_LIMIT_S)
+    def _refuse(self, reason: str) -> None:
+        """The engine has been told why it is not served, if it reads."""
+        self.outbox.close()
+        with suppress(TransportError):
+            self.stream.send([local.encode(local.Refused(reason=reason))], timeout_s=FLUSH_LIMIT_S)
 
     def _read_hello(self) -> tuple[local.Hello | None, Sequence[local.FromEngine]]:
         messages: list[local.FromEngine] = []
@@ -336,18 +342,14 @@ class EngineServer:
         """The connection is the current one, and has been welcomed.
 
         Raises:
-            PddError: If the agent cannot serve such an engine; it has been told.
+            PddError: If the agent cannot serve such an engine.
         """
         with self._lock:
             stale, self._current = self._current, None
         if stale is not None:
             _log.info("a new engine connection replaces the old one")
             stale.close()
-        try:
-            space = self._attach(connection, hello)
-        except PddError as error:
-            connection.refuse(str(error))
-            raise
+        space = self._attach(connection, hello)
         with self._lock:
             self._current = connection
         self._on_change()

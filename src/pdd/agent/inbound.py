@@ -328,6 +328,7 @@ class InboundSession:
             self._data_streams.append(stream)
         receiving = _Receiving()
         try:
+            decoder.expect_data_only()
             for event in read_frames(stream, decoder, lambda header: self._place(header, receiving)):
                 if not isinstance(event, DataEnd):
                     raise RemoteProtocolError("control frame on a data connection")

@@ -10,6 +10,8 @@ from pdd.transport.base import Stream
 from pdd.wire.frames import MAX_INDICES_PER_FRAME, Ack, ControlFrame, encode_control
 
 _log = logging.getLogger(__name__)
+ACK_PAUSE_S: Final = 0.005
+"""ACKs follow each other by at least this; a thread woken for each chunk costs more than its bytes do."""
 _MAX_QUEUED: Final = 65536
 """A peer this far behind does not read; its connection is closed."""
 
@@ -21,6 +23,7 @@ class ControlOutbox:
         self._stream = stream
         self._changed = threading.Condition()
         self._frames: deque[ControlFrame] = deque()
+        self._is_urgent = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -32,9 +35,10 @@ class ControlOutbox:
                 return
             last = self._frames[-1] if self._frames else None
             if isinstance(frame, Ack) and isinstance(last, Ack) and _can_join(last, frame):
-                self._frames[-1] = Ack(number=frame.number, indices=last.indices + frame.indices)
+                last.indices.extend(frame.indices)
                 return
             self._frames.append(frame)
+            self._is_urgent |= not isinstance(frame, Ack)
             is_stuck = len(self._frames) > _MAX_QUEUED
             self._changed.notify()
         if is_stuck:
@@ -57,8 +61,10 @@ class ControlOutbox:
     def _take(self) -> list[ControlFrame]:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or bool(self._frames))
+            self._changed.wait_for(lambda: self._is_closed or self._is_urgent, ACK_PAUSE_S)
             frames = [] if self._is_closed else list(self._frames)
             self._frames.clear()
+            self._is_urgent = False
             return frames
 
 

@@ -143,7 +143,7 @@ class ChunkStore:
                     self._idle[key] = None
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Those of the keys that may be evicted are the last to be now, the deepest first as in ``release``."""
+        """Those of the keys that may be evicted are the last to be now, the deepest of them first."""
         with self.lock:
             for key in reversed(keys):
                 if key in self._idle:

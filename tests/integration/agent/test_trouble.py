@@ -275,12 +275,12 @@ def test_garbage_on_the_data_port_hurts_nobody(fleet: Fleet) -> None:
         encode_control(Offer(number=0, transfer="x", first=0, keys=[b"k"])),
         encode_control(Offer(number=0, transfer="x", first=0, keys=[b"k"]))[:-3],
     ):
-        with socket.create_connection(("127.0.0.1", port)) as sock:
+        # The agent may drop the connection before all is written: any error says so as well as the end.
+        with socket.create_connection(("127.0.0.1", port)) as sock, contextlib.suppress(OSError):
+            sock.settimeout(10)
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)
-            sock.settimeout(10)
-            with contextlib.suppress(ConnectionResetError):
-                assert sock.recv(1000) == b""
+            assert sock.recv(1000) == b""
     prefill.push("t", ["md0"], range(5))
     p.wait_event("landed", transfer="t")
     main.check_load(range(5))
@@ -343,13 +343,23 @@ class TestEngine:
         second.check_load(range(3))
         assert p.agent.is_engine_connected
 
-    def test_the_wrong_engine_is_refused(self, fleet: Fleet) -> None:
-        (p,) = fleet.agents("p0")
-        stranger = FakeEngine(p.socket, "md0")
-        stranger.wait(lambda: stranger.refused)
-        assert stranger.refused is not None
-        assert "md0" in stranger.refused
-        stranger.close()
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"version": 99}, "local protocol 99"),
+            ({"claimed_slots": 10**6}, "primary tier has"),
+            ({"chunk_bytes": 2**20}, "no room for a chunk"),
+        ],
+    )
+    def test_an_engine_that_cannot_be_served_is_told_why(
+        self, fleet: Fleet, options: dict[str, int], reason: str
+    ) -> None:
+        (p,) = fleet.agents("p0", store_bytes=2**19)
+        engine = p.engine(**options)
+        engine.wait(lambda: engine.is_closed)
+        assert engine.refused is not None
+        assert reason in engine.refused
+        p.engine().store("r", range(3))
 
     @pytest.mark.parametrize("slots", [[64], [-1], [10**9]])
     def test_a_slot_that_does_not_exist_ends_the_connection(self, fleet: Fleet, slots: list[int]) -> None:
