@@ -66,6 +66,8 @@ class EngineOutbox:
     def key_changed(self, key: bytes, *, is_present: bool) -> None:
         """The engine will be told whether the store has the key."""
         with self._changed:
+            if self._is_closed:
+                return  # the next engine gets a snapshot
             if not self._keys:
                 self._changed.notify_all()
             self._keys[key] = is_present

@@ -107,6 +107,8 @@ class PeerLink:
         self._legs.append(leg)
         if self._session is not None:
             self._open(self._session, leg)
+        elif self._state == "down":
+            self._outbound.stalled(leg, detail=self._reason or "the link is down")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"pdd-link-{self.peer}", daemon=True)
             self._thread.start()
