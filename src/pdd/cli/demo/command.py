@@ -89,5 +89,5 @@ def _run(arguments: argparse.Namespace) -> int:
         if clean:
             shutil.rmtree(options.run_dir, ignore_errors=True)
         else:
-            console.print(f"logs are kept in {options.run_dir / 'logs'}", markup=False)
+            console.print(f"\nlogs are kept in {options.run_dir / 'logs'}", markup=False)
     return status
