@@ -1,4 +1,4 @@
-"""One real engine beside an agent of the test kit: the tier on a live scheduler, and the traps of tiny caches."""
+"""One real engine beside an agent of the test kit: the tier on a live scheduler, and small caches' traps."""
 
 import contextlib
 import json
@@ -88,10 +88,8 @@ class Engine:
         return json.loads(data) if data else None
 
     def is_up(self) -> bool:
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5),
-        ):
+        url = f"http://127.0.0.1:{self.port}/health"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
             return True
         return False
 
@@ -150,10 +148,12 @@ def engine(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             time.sleep(0.5)
         made.wait_for_log("connected; its store holds", 1)
         yield made
-        family = [made.process, *psutil.Process(made.process.pid).children(recursive=True)]
+        family = psutil.Process(made.process.pid).children(recursive=True)
         made.process.send_signal(signal.SIGTERM)
         assert made.process.wait(timeout=60) == 0
-        assert not [process.pid for process in family[1:] if psutil.pid_exists(process.pid)]
+        _, alive = psutil.wait_procs(family, timeout=30)
+        # Where nobody reaps orphans they stay as zombies, which hold nothing.
+        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
         assert not [file for file in made.command.shm_files if file.exists()]
     finally:
         for process in (made.process, made.agent):
@@ -257,6 +257,5 @@ def test_an_idle_engine_rests(engine: Engine) -> None:
 
     before_s = cpu_s()
     time.sleep(5.0)
-    assert (
-        cpu_s() - before_s
-    ) / 5.0 < 0.05 + 0.05  # five percent, and as much for a busy machine's accounting
+    # Five percent is the aim, 2 to 3 % what vLLM's own idle workers take; twice that on a busy machine.
+    assert (cpu_s() - before_s) / 5.0 < 0.1
