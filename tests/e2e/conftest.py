@@ -9,9 +9,12 @@ import pytest
 import pytest_asyncio
 from tests.e2e.fleet import Fleet, running_fleet
 
-SHARED_MEMORY = Path("/dev/shm")
-
 from pdd.engine.models import prepare_tiny_model
+
+
+def shared_memory() -> set[Path]:
+    """Everything in the machine's shared memory."""
+    return set(Path("/dev/shm").iterdir())
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +26,9 @@ def tiny_model_dir() -> Path:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def fleet(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """The running fleet."""
-    shm_before = set(SHARED_MEMORY.iterdir())
+    shm_before = shared_memory()
     async with running_fleet(tiny_model_dir, tmp_path_factory.mktemp("fleet")) as running:
         pids = [child.pid for child in running.children.values()]
         yield running
     assert not [pid for pid in pids if psutil.pid_exists(pid)], "processes are left"
-    assert set(SHARED_MEMORY.iterdir()) <= shm_before, "shared memory is left"
+    assert shared_memory() <= shm_before, "shared memory is left"
