@@ -1,4 +1,4 @@
-"""How often an answer handed over equals one plain engine's, in any dtype, beside how often two plain engines agree.
+"""How often an answer handed over equals one plain engine's, beside how often two plain engines agree.
 
 In float32 both are always. In bfloat16 two plain engines already differ at near ties, so the second figure is
 what the first has to be read against. Reports; asserts nothing.
@@ -14,10 +14,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from pdd.engine.models import prepare_tiny_model
-from pdd.launch.fleet import reference_program
 from tests.e2e.client import PlainEngine, random_prompt
 from tests.e2e.fleet import Fleet, free_ports, running_fleet
+
+from pdd.engine.models import prepare_tiny_model
+from pdd.launch.fleet import reference_program
 
 MAX_TOKENS = 40
 
