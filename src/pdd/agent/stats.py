@@ -67,7 +67,7 @@ class RoundTrip:
     link keeps what it knew.
 
     Source:
-        BBR's ``min_rtt`` filter (draft-ietf-ccwg-bbr, section 5.5.7), with a longer window, since nothing here
+        BBR's ``min_rtt`` filter (draft-ietf-ccwg-bbr, section 5.5.7), with a longer window: nothing here
         drains the queue on purpose.
     """
 
