@@ -1,4 +1,4 @@
-"""``pdd link``: runs the emulated lines, changes one that runs, and runs programs at a packet line's sites."""
+"""``pdd link``: runs emulated lines, changes one that runs, and runs programs at a packet line's sites."""
 
 import argparse
 import json
@@ -86,12 +86,14 @@ def _run_packets(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is not None
     }
     try:
-        settings = LineSettings(**given)
+        settings = LineSettings(
+            rate_bytes_per_s=given.pop("rate_bytes_per_s"), delay_s=given.pop("delay_s")
+        ).changed(**given)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     with PacketLine(settings, control=arguments.control or DEFAULT_CONTROL) as line:
         print(f"site a is {line.address('a')}, site b is {line.address('b')}; run programs there with:")
-        print(f"  pdd link enter --control {line.control} a -- COMMAND...", flush=True)
+        print(f"  pdd link --control {line.control} enter a -- COMMAND...", flush=True)
         return line.wait()
 
 
