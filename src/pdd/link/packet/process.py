@@ -67,7 +67,7 @@ class PacketLine:
             own_sysfs=own_sysfs,
         )
 
-    def socket(self, site: str, *, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    def make_socket(self, site: str, *, kind: int = socket.SOCK_STREAM) -> socket.socket:
         """A new IPv4 socket whose packets leave and arrive at the site, whatever process uses it."""
         self._owner.sendall(json.dumps([site, int(socket.AF_INET), int(kind)]).encode())
         _, fds, _, _ = socket.recv_fds(self._owner, 1, 1)
