@@ -31,7 +31,7 @@ def line() -> Iterator[PacketLine]:
 @contextlib.contextmanager
 def connection(line: PacketLine) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A TCP connection from site a to site b."""
-    with line.socket("b") as listener, line.socket("a") as near:
+    with line.make_socket("b") as listener, line.make_socket("a") as near:
         listener.bind((line.address("b"), 0))
         listener.listen()
         near.settimeout(20)
@@ -45,7 +45,7 @@ def connection(line: PacketLine) -> Iterator[tuple[socket.socket, socket.socket]
 @contextlib.contextmanager
 def datagrams(line: PacketLine) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A UDP socket at each site, each of which knows the other."""
-    with line.socket("a", kind=socket.SOCK_DGRAM) as near, line.socket("b", kind=socket.SOCK_DGRAM) as far:
+    with line.make_socket("a", kind=socket.SOCK_DGRAM) as near, line.make_socket("b", kind=socket.SOCK_DGRAM) as far:
         near.bind((line.address("a"), 0))
         far.bind((line.address("b"), 0))
         near.connect(far.getsockname())
