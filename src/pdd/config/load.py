@@ -42,7 +42,7 @@ def parse_config(values: dict[str, Any], *, source: str, environ: Mapping[str, s
     try:
         return PddConfig.model_validate(values)
     except ValidationError as error:
-        items = [dict(item) for item in error.errors()]
+        items: list[dict[str, Any]] = [dict(item) for item in error.errors()]
         problems = "\n".join(
             f"  {_location(item['loc'])}: {_explain(item)}" for item in items if not _follows(item, items)
         )

@@ -99,7 +99,7 @@ def test_a_list_of_wrong_items_is_not_called_too_short_as_well(tmp_path: Path) -
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path, GOOD.replace('role = "prefill"', 'role = "decode"'))
     assert "at least 1 item" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="engines: .*at least 1 item"):
+    with pytest.raises(ConfigurationError, match=r"engines: .*at least 1 item"):
         load(tmp_path, "engines = []\n" + GOOD[: GOOD.index("[[engines]]")])
 
 
