@@ -45,7 +45,8 @@ def connection(line: PacketLine) -> Iterator[tuple[socket.socket, socket.socket]
 @contextlib.contextmanager
 def datagrams(line: PacketLine) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A UDP socket at each site, each of which knows the other."""
-    with line.make_socket("a", kind=socket.SOCK_DGRAM) as near, line.make_socket("b", kind=socket.SOCK_DGRAM) as far:
+    near, far = (line.make_socket(site, kind=socket.SOCK_DGRAM) for site in ("a", "b"))
+    with near, far:
         near.bind((line.address("a"), 0))
         far.bind((line.address("b"), 0))
         near.connect(far.getsockname())

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -77,7 +77,7 @@ class AgentPair:
         """New chunks are in the sender's store."""
         return self._engines["a"].prepare(name, num_chunks)
 
-    def transfer(self, orders: dict[str, Sequence[bytes]]) -> dict[str, float]:
+    def transfer(self, orders: Mapping[str, Sequence[bytes]]) -> dict[str, float]:
         """All have landed; seconds from the first order to each landing, as the sender's router hears it.
 
         Args:
@@ -91,18 +91,18 @@ class AgentPair:
         self._release(orders)
         return {name: self._landed_s[name] - start_s for name in orders}
 
-    def order(self, orders: dict[str, Sequence[bytes]]) -> float:
+    def order(self, orders: Mapping[str, Sequence[bytes]]) -> float:
         """The transfers have been ordered; returns when, on the monotonic clock."""
         start_s = time.monotonic()
         for name, keys in orders.items():
             self._engines["a"].order(name, RECEIVER, keys)
         return start_s
 
-    def has_landed(self, orders: dict[str, Sequence[bytes]]) -> bool:
+    def has_landed(self, orders: Mapping[str, Sequence[bytes]]) -> bool:
         """Whether all of them have landed."""
         return all(name in self._landed_s for name in orders)
 
-    def wait_landed(self, orders: dict[str, Sequence[bytes]]) -> None:
+    def wait_landed(self, orders: Mapping[str, Sequence[bytes]]) -> None:
         """All of them have landed.
 
         Raises:
@@ -126,7 +126,7 @@ class AgentPair:
             answer: dict[str, Any] = json.load(connection.getresponse())
             return answer
 
-    def _release(self, orders: dict[str, Sequence[bytes]]) -> None:
+    def _release(self, orders: Mapping[str, Sequence[bytes]]) -> None:
         """No lease is left, so that the next round has the whole store. Asked for on the spot: no traffic."""
         for name in orders:
             self.request("b", "POST", f"/v1/transfers/{name}/release", origin="b")

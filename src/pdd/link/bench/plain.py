@@ -1,7 +1,7 @@
 """What ordinary TCP sockets reach: one stream, or several that share the bytes evenly.
 
-``python -m pdd.link.bench.plain LISTENER_FD`` is the receiving program: on each connection it reads a length and
-so many bytes, answers with one byte, and starts again.
+``python -m pdd.link.bench.plain LISTENER_FD`` is the receiving program: on each connection it reads a length
+and so many bytes, answers with one byte, and starts again.
 """
 
 import contextlib
