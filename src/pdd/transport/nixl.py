@@ -2,9 +2,9 @@
 
 A stream is a TCP connection and two rings of registered memory. The connection carries what has to be in
 order: who the ends are, which block was written, which was read, and small messages whole. It also says when
-a stream ends. Blocks of up to 1 MiB are written into the reader's ring by NIXL. Every message takes a place in
-the ring, also a small one, so a reader that waits bounds what a writer can send, and nothing here ever blocks
-but its own caller.
+a stream ends. Blocks of up to 1 MiB are written into the reader's ring by NIXL. Every message takes a place
+in the ring, also a small one, so a reader that waits bounds what a writer can send, and nothing here ever
+blocks but its own caller.
 """
 
 import struct
