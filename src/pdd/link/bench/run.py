@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,8 @@ NUM_PLAIN_STREAMS: Final = 8
 STORE_BYTES: Final = 768 * MIB
 LOOPBACK_BYTES: Final = 256 * MIB
 NUM_CONTROL: Final = 60
+SETTLE_S: Final = 0.5
+"""From the order of bulk until it fills the line and the sender's engine socket is quiet."""
 PAYLOAD_RATIO: Final = 1448 / 1514
 """Payload of a full Ethernet frame of TCP over IPv4 with time stamps: what a line's rate is worth at most."""
 
@@ -190,6 +193,7 @@ def _measure_control(bench: _Bench, pair: AgentPair) -> None:
         f"bulk-{i}": pair.prepare(f"bulk-{i}", LARGE_BYTES // CHUNK_BYTES) for i in range(min(num_bulk, 9))
     }
     pair.order(bulk)
+    time.sleep(SETTLE_S)
     full_s = round_trips_s(lambda num: num >= NUM_CONTROL or pair.has_landed(bulk))
     pair.wait_landed(bulk)
     p99 = [took_s[int(0.99 * (len(took_s) - 1))] for took_s in (idle_s, full_s)]
