@@ -6,8 +6,9 @@ Source:
     SimPy's event order (time, priority, sequence).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 COMPLETION, ARRIVAL, DEFERRED = 0, 1, 2
@@ -31,17 +32,42 @@ class Kernel:
         now = self.now_s
         heappush(self._heap, (time_s if time_s > now else now, priority, self._sequence, action, argument))
 
-    def run(self, *, until_s: float = float("inf"), on_progress: Callable[[float], None] | None = None) -> None:
-        """Runs until nothing is scheduled at or before ``until_s``; tells progress now and then."""
+    def run(
+        self,
+        *,
+        until_s: float = inf,
+        arrivals: Sequence[float] = (),
+        on_arrival: Callable[[int], None] | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Runs until nothing is scheduled at or before ``until_s``.
+
+        Args:
+            until_s: Later events stay where they are.
+            arrivals: Sorted times at which ``on_arrival(index)`` runs, after what else is due at that instant; kept out
+                of the heap, since they are in order already.
+            on_arrival: See there.
+            on_progress: Told the time now and then.
+        """
         heap = self._heap
-        events = 0
-        while heap:
-            if heap[0][0] > until_s:
-                break
-            time_s, _, _, action, argument = heappop(heap)
-            self.now_s = time_s
-            action(argument)
+        events = index = 0
+        coming = arrivals[0] if len(arrivals) and on_arrival is not None else inf
+        while heap or coming < inf:
+            if not heap or coming < heap[0][0]:
+                if coming > until_s:
+                    break
+                self.now_s = coming
+                current, index = index, index + 1
+                coming = arrivals[index] if index < len(arrivals) else inf
+                assert on_arrival is not None
+                on_arrival(current)
+            else:
+                time_s = heap[0][0]
+                if time_s > until_s:
+                    break
+                self.now_s, _, _, action, argument = heappop(heap)
+                action(argument)
             events += 1
             if on_progress is not None and not events & 0x3FFF:
-                on_progress(time_s)
+                on_progress(self.now_s)
         self.events += events

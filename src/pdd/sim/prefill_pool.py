@@ -6,7 +6,6 @@ uncached tails into one chunk, as chunked prefill does.
 
 from collections import deque
 from collections.abc import Callable
-from math import ceil
 
 from pdd.policy.affinity import CacheCandidate, place_near_cache
 from pdd.sim.cache import PrefixCache
@@ -47,6 +46,7 @@ class PrefillPool:
         self._busy = [False] * count
         self._until_s = [0.0] * count
         self._home: dict[int, int] = {}
+        self._queued_s: dict[int, float] = {}
         self._time = _ChunkTimer(model)
         self.miss_tokens: list[int] = [0] * len(workload)
         self.started_s: list[float] = [0.0] * len(workload)
@@ -80,9 +80,12 @@ class PrefillPool:
         self.miss_tokens[request] = miss
         now = self._kernel.now_s
         begin = until[engine]
-        until[engine] = (begin if begin > now else now) + self._time.alone_s(miss, self._inputs[request] - miss)
         self._queues[engine].append(request)
-        if not self._busy[engine]:
+        if self._busy[engine]:
+            self._queued_s[request] = now
+            cached = self._inputs[request] - miss
+            until[engine] = (begin if begin > now else now) + self._time.rough_s(miss, cached)
+        else:
             self._begin(engine)
 
     def _choose(self, request: int, home: int, least: int, least_miss: int) -> tuple[int, int]:
@@ -108,8 +111,10 @@ class PrefillPool:
         queue, misses, inputs = self._queues[engine], self.miss_tokens, self._inputs
         now = self._kernel.now_s
         head = queue.popleft()
-        # Looked up again: its predecessor may have been computed meanwhile.
-        miss = misses[head] = self._miss(head, engine)
+        miss = misses[head]
+        if queue or self._queued_s.pop(head, now) != now:
+            # Looked up again: its predecessor may have been computed meanwhile.
+            miss = misses[head] = self._miss(head, engine)
         cached = inputs[head] - miss
         chunk = self._chunk_tokens
         spent, done = 0.0, 0
@@ -124,6 +129,7 @@ class PrefillPool:
         room = chunk - (miss - done)
         while queue and misses[queue[0]] <= room:
             request = queue.popleft()
+            self._queued_s.pop(request, None)
             tail = misses[request] = min(misses[request], self._miss(request, engine))
             self.started_s[request] = now
             batch.append(request)
@@ -131,6 +137,8 @@ class PrefillPool:
             room -= tail
         spent += self._time.batch_s(parts)
         self._busy[engine] = True
+        if not queue:
+            self._until_s[engine] = now + spent
         self.busy_s += spent
         self._kernel.at(now + spent, COMPLETION, self._finish, (engine, batch, done > 0))
 
@@ -144,11 +152,12 @@ class PrefillPool:
             self._begin(engine)
         else:
             self._busy[engine] = False
-            self._until_s[engine] = self._kernel.now_s
-        for index, request in enumerate(batch):
-            if index or not head_was_sendable:
-                self._on_sendable(request)
-            self._on_done(request)
+        sendable, done = self._on_sendable, self._on_done
+        for request in batch:
+            if not head_was_sendable:
+                sendable(request)
+            head_was_sendable = False
+            done(request)
 
 
 class _ChunkTimer:
@@ -171,10 +180,18 @@ class _ChunkTimer:
         )
         self._kv_s = roofline.kv.bytes_per_token / (chips * roofline.chip.hbm_bytes_per_s * efficiency.bandwidth_ratio)
         self._overhead_s = efficiency.chunk_overhead_s
+        self._is_parallel = chips > 1
+        self._dense_read_s = 0.0 if roofline.shape.experts else roofline.weight_read_s(1)
 
     def alone_s(self, query: int, cached: int) -> float:
         """One prompt's tail alone, cut into chunks only if measured curves say so."""
         return self.batch_s([(query, cached)])
+
+    def rough_s(self, query: int, cached: int) -> float:
+        """As ``alone_s`` without floors and tiles: what a queue's length is estimated from."""
+        if self._measured is not None or self._pair_s is None:
+            return self.alone_s(query, cached)
+        return self._overhead_s + query * (self._linear_s + self._pair_s * (cached + 0.5 * query))
 
     def batch_s(self, parts: list[tuple[int, int]]) -> float:
         """One chunk of several prompts' tails."""
@@ -189,7 +206,7 @@ class _ChunkTimer:
                 attention += pair_s * query * (cached + 0.5 * query)
             else:
                 attention += self._roofline.shape.attention_flops(query, cached) / self._attention_rate
-        compute = self._linear_s * ceil(total / self._tile) * self._tile + attention
-        memory = self._roofline.weight_read_s(total) + prefix * self._kv_s
-        collective = self._roofline.collective_s(total)
+        compute = self._linear_s * -(-total // self._tile) * self._tile + attention
+        memory = (self._dense_read_s or self._roofline.weight_read_s(total)) + prefix * self._kv_s
+        collective = self._roofline.collective_s(total) if self._is_parallel else 0.0
         return (compute if compute > memory else memory) + collective + self._overhead_s

@@ -44,7 +44,6 @@ class FleetRun:
         self.outcome = Outcome.for_requests(len(workload))
         self.architecture = fleet.architecture
         self.relays_allowed = fleet.architecture.startswith("pdd")
-        self._next = 0
         self._num_done = self._num_rejected = 0
         self._kv = parts.kv
         self._block_bytes = round(parts.kv.bytes_per_token * workload.block_tokens)
@@ -142,18 +141,12 @@ class FleetRun:
     def run(self, *, on_progress: Callable[[float], None] | None = None) -> RunTotals:
         """Plays all arrivals and up to ``DRAIN_S`` of what they left open."""
         arrivals = self.workload.arrival_s
-        self.kernel.at(arrivals[0], ARRIVAL, self._arrive)
-        self.kernel.run(until_s=arrivals[-1] + DRAIN_S, on_progress=on_progress)
+        self.kernel.run(until_s=arrivals[-1] + DRAIN_S, arrivals=arrivals, on_arrival=self._arrive, on_progress=on_progress)
         return self._totals()
 
     # -- arrival ---------------------------------------------------------------------------------------------------
 
-    def _arrive(self, _: None) -> None:
-        request = self._next
-        self._next = following = request + 1
-        arrivals = self.workload.arrival_s
-        if following < len(arrivals):
-            self.kernel.at(arrivals[following], ARRIVAL, self._arrive)
+    def _arrive(self, request: int) -> None:
         if self._is_causal:
             before = self.workload.after[request]
             if before >= 0 and not self.outcome.is_done[before]:
@@ -200,6 +193,13 @@ class FleetRun:
         if home >= 0 and self._has_drc:
             home_hit = self._main_hit(request, home, tokens)
             if home != chosen and home_hit > hit:
+                if self.mains[home].has_room(tokens, output):
+                    # No wait and less to send: the policy could only say the same.
+                    chosen, hit = home, home_hit
+                    load[home] += tokens + output
+                    self.outcome.main_hit_tokens[request] = hit
+                    self._main_of[request] = home
+                    return hit
                 decision = place_near_cache(
                     (
                         CacheCandidate(id=home, wait_s=self._main_wait_s(home, tokens, output), work_s=self._cross_s(tokens - home_hit)),
@@ -326,8 +326,12 @@ class FleetRun:
         self._flows.pop(request, None)
         now = self.kernel.now_s
         self.outcome.landed_s[request] = now
-        if self.outcome.first_s[request]:
+        if not self.outcome.first_s[request]:
+            return
+        if request in self._relay_of:
             self.kernel.at(now + self._profile.rtt_s, DEFERRED, self._landed, request)
+        else:
+            self._landed(request)  # the round trip is part of its hold: one event less
 
     def _landed(self, request: int) -> None:
         """MD holds the prompt's KV."""
@@ -400,6 +404,8 @@ class FleetRun:
             if self._has_drc:
                 self.main_caches[self._main_of[request]].insert(self.paths.full_segment[request], self.paths.full_blocks[request])
         hold_s = load_s + main.extend_time_s(tail, tokens)
+        if self.line is not None:
+            hold_s += self._profile.rtt_s
         outcome.second_s[request] = max(outcome.first_s[request], now + hold_s) + main.step_s
         return Admission(context_tokens=tokens, tokens=output - 1, extend_tokens=tail, hold_s=hold_s)
 

@@ -5,8 +5,10 @@ gap, and cold one-shot prompts. The defaults were fitted to public agent traces 
 """
 
 import math
-import random
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from pdd.sim.workload.agent import BLOCK_TOKENS
 from pdd.sim.workload.stream import Workload
@@ -21,10 +23,10 @@ class LogNormal:
     low: float
     high: float
 
-    def draw(self, rng: random.Random) -> float:
-        """One value."""
-        value = self.median * math.exp(self.sigma * rng.gauss(0.0, 1.0))
-        return self.low if value < self.low else self.high if value > self.high else value
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
+        """That many values."""
+        values = np.exp(math.log(self.median) + self.sigma * rng.standard_normal(count))
+        return np.clip(values, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +58,27 @@ class AgentParameters:
 LEAD_S = 24_000.0
 """Sessions begin up to so long before the window: the longest of 400 turns are about so long."""
 
-Row = tuple[float, int, int, int, int, int, int, float]
-"""Arrival, serial of the row, input, output, serial of the parent or -1, shared tokens, group or -1, gap after the parent."""
+
+@dataclass(slots=True)
+class _Rows:
+    """Turns inside the window, in the order sessions were made.
+
+    ``previous`` is the position of the turn before in the same session if that is inside too, else -1; ``shared`` the tokens
+    repeated from the turn before, inside or not.
+    """
+
+    at_s: list[float]
+    inputs: list[int]
+    outputs: list[int]
+    previous: list[int]
+    shared: list[int]
+    keeps: list[bool]
+    group: list[int]
+    gap_s: list[float]
+    is_first: list[bool]
 
 
-def generate_agent_workload(
-    *, requests: int, rate_per_s: float, seed: int, parameters: AgentParameters | None = None
-) -> Workload:
+def generate_agent_workload(*, requests: int, rate_per_s: float, seed: int, parameters: AgentParameters | None = None) -> Workload:
     """Agent traffic in steady state: sessions that began before the window opens are in it with their later turns.
 
     Args:
@@ -72,95 +88,119 @@ def generate_agent_workload(
         parameters: Default: the fitted ones.
     """
     p = parameters or AgentParameters()
-    rng = random.Random(seed)
-    systems = [round(p.system.draw(rng)) for _ in range(p.groups)]
-    zipf = [1 / (rank + 1) for rank in range(p.groups)]
+    rng = np.random.default_rng(seed)
+    systems = [int(value) for value in p.system.draw(rng, p.groups).round()]
+    weights = 1 / np.arange(1, p.groups + 1)
     span_s = requests / rate_per_s
     # Turns per session from the clipped lognormal, by sampling: there is no short closed form.
-    mean_turns = sum(p.turns.draw(rng) for _ in range(20_000)) / 20_000
+    mean_turns = float(p.turns.draw(np.random.default_rng(0), 200_000).round().mean())
     sessions = max(1, round(rate_per_s * (1 - p.cold_ratio) / mean_turns * (span_s + LEAD_S)))
-    rows: list[Row] = []
-    groups = rng.choices(range(p.groups), weights=zipf, k=sessions)
-    for group in groups:
-        _session(rows, rng, p, rng.uniform(-LEAD_S, span_s), span_s, group, systems[group])
-    for _ in range(round(requests * p.cold_ratio)):
-        rows.append((rng.uniform(0, span_s), len(rows), round(p.cold_input.draw(rng)), round(p.cold_output.draw(rng)), -1, 0, -1, 0.0))
-    return _columns(rows, span_s, systems)
+    groups = rng.choice(p.groups, size=sessions, p=weights / weights.sum())
+    turns = p.turns.draw(rng, sessions).round().astype(int)
+    starts = rng.uniform(-LEAD_S, span_s, sessions)
+    rows = _Rows([], [], [], [], [], [], [], [], [])
+    outside = 0
+    for group, count, start in zip(groups.tolist(), turns.tolist(), starts.tolist(), strict=True):
+        outside += _session(rows, rng, p, count, start, span_s, group, systems[group])
+    cold = round(requests * p.cold_ratio)
+    _append_cold(rows, rng, p, cold, span_s)
+    return _columns(rows, systems, f"{outside} turns outside the window (before it opens or after it closes)")
 
 
 def _session(
-    rows: list[Row], rng: random.Random, p: AgentParameters, begin_s: float, end_s: float, group: int, system: int
-) -> None:
-    gauss, uniform, exp = rng.gauss, rng.random, math.exp
-    turns = round(p.turns.draw(rng))
-    length = system + round(p.first.draw(rng))
-    output_mu, output_sigma = math.log(p.output.median), p.output.sigma
-    append_mu, append_sigma = math.log(p.append.median), p.append.sigma
-    at, parent, shared, gap = begin_s, -1, system, 0.0
-    for _ in range(turns):
-        if at >= end_s:
-            break
-        output = int(exp(output_mu + output_sigma * gauss(0.0, 1.0)))
-        output = 16 if output < 16 else 16_000 if output > 16_000 else output
-        serial = len(rows)
-        rows.append((at, serial, length, output, parent, shared, group, gap))
-        human = uniform() < p.human_ratio
-        gap = (p.human_gap if human else p.tool_gap).draw(rng)
-        at += gap + p.service_base_s + output / p.service_tokens_per_s
-        if uniform() < p.big_append_ratio:
-            appended = round(p.big_append.draw(rng))
-        else:
-            appended = int(exp(append_mu + append_sigma * gauss(0.0, 1.0)))
-            appended = 10 if appended < 10 else 30_000 if appended > 30_000 else appended
-        parent = serial
+    rows: _Rows, rng: np.random.Generator, p: AgentParameters, turns: int, begin_s: float, end_s: float, group: int, system: int
+) -> int:
+    """Appends a session's turns inside the window; returns how many lay outside."""
+    outputs = p.output.draw(rng, turns).astype(int)
+    is_human = rng.random(turns) < p.human_ratio
+    gaps = np.where(is_human, p.human_gap.draw(rng, turns), p.tool_gap.draw(rng, turns))
+    service = p.service_base_s + outputs / p.service_tokens_per_s
+    at = begin_s + np.concatenate(((0.0,), np.cumsum(gaps + service)[:-1]))
+    first, last = int(np.searchsorted(at, 0.0)), int(np.searchsorted(at, end_s))
+    if first >= last:
+        return turns
+    appended = np.where(rng.random(last) < p.big_append_ratio, p.big_append.draw(rng, last), p.append.draw(rng, last)).astype(int)
+    resets = (is_human[:last] & (rng.random(last) < p.reset_ratio)).tolist()
+    breaks = (rng.random(last) < p.break_ratio).tolist()
+    cuts = rng.random(last).tolist()
+    compacted = p.compact_to.draw(rng, last).astype(int).tolist()
+    length = system + round(float(p.first.draw(rng, 1)[0]))
+    shared, keeps = system, False
+    limit = p.compact_above_tokens
+    grown = (outputs[:last] + appended).tolist()
+    position = len(rows.at_s)
+    times, made, waits = at.tolist(), outputs.tolist(), gaps.tolist()
+    for turn in range(last):
+        if turn >= first:
+            rows.at_s.append(times[turn])
+            rows.inputs.append(length)
+            rows.outputs.append(made[turn])
+            rows.previous.append(position - 1 if turn > first else -1)
+            rows.shared.append(shared)
+            rows.keeps.append(keeps)
+            rows.group.append(group)
+            rows.gap_s.append(waits[turn - 1] if turn else 0.0)
+            rows.is_first.append(turn == 0)
+            position += 1
         before = length
-        length += output + appended
-        if human and uniform() < p.reset_ratio:
-            shared = system
-        elif uniform() < p.break_ratio:
-            shared = int(system + uniform() * (before - system))
+        length += grown[turn]
+        if length > limit:
+            length, shared, keeps = system + compacted[turn], system, False
+        elif resets[turn]:
+            shared, keeps = system, False
+        elif breaks[turn]:
+            shared, keeps = int(system + cuts[turn] * (before - system)), False
         else:
-            shared = before
-        if length > p.compact_above_tokens:
-            length = system + round(p.compact_to.draw(rng))
-            shared = system
+            shared, keeps = before, True
+    return turns - (last - first)
 
 
-def _columns(rows: list[Row], span_s: float, systems: list[int]) -> Workload:
-    """Sorts by arrival and renumbers parents; turns before the window stay as content but are not requested.
+def _append_cold(rows: _Rows, rng: np.random.Generator, p: AgentParameters, count: int, span_s: float) -> None:
+    rows.at_s += rng.uniform(0, span_s, count).tolist()
+    rows.inputs += p.cold_input.draw(rng, count).round().astype(int).tolist()
+    rows.outputs += p.cold_output.draw(rng, count).round().astype(int).tolist()
+    rows.previous += [-1] * count
+    rows.shared += [0] * count
+    rows.keeps += [False] * count
+    rows.group += [-1] * count
+    rows.gap_s += [0.0] * count
+    rows.is_first += [True] * count
 
-    A prompt whose predecessors all lie outside the window shares its system prompt with the group's first request.
+
+def _columns(rows: _Rows, systems: list[int], dropped: str) -> Workload:
+    """Sorts by arrival and renumbers; a turn whose predecessor lies outside the window is warm.
+
+    Its prompt then relates to the group's first request in the window, with which it shares the system prompt.
     """
-    inside = sorted(row for row in rows if 0 <= row[0] < span_s)
-    position = [-1] * len(rows)
+    order = np.argsort(np.asarray(rows.at_s), kind="stable").tolist()
+    position = [0] * len(order)
+    for new, old in enumerate(order):
+        position[old] = new
     opener: dict[int, int] = {}
-    for index, row in enumerate(inside):
-        position[row[1]] = index
-        opener.setdefault(row[6], index)
-    parents, shared_blocks, keeps, after = [], [], [], []
+    parents, shared_blocks, after = [], [], []
     warm: dict[int, int] = {}
-    for index, row in enumerate(inside):
-        parent, shared, group = row[4], row[5], row[6]
-        at = position[parent] if parent >= 0 else -1
-        after.append(at)
-        keeps.append(at >= 0 and shared >= rows[parent][2])
-        if parent >= 0 and at < 0:
-            warm[index] = shared // BLOCK_TOKENS
-        if at < 0 and group >= 0 and opener[group] < index:
-            at, shared = opener[group], min(shared, systems[group])
+    for new, old in enumerate(order):
+        group, shared, before = rows.group[old], rows.shared[old], rows.previous[old]
+        at = waits_for = position[before] if before >= 0 else -1
+        if before < 0 and group >= 0:
+            if not rows.is_first[old]:
+                warm[new] = shared // BLOCK_TOKENS
+            at, shared = opener.setdefault(group, new), min(shared, systems[group])
+            at = at if at != new else -1
+        after.append(waits_for)
         parents.append(at)
         shared_blocks.append(shared // BLOCK_TOKENS if at >= 0 else 0)
     return Workload(
         name="synthetic agent",
         block_tokens=BLOCK_TOKENS,
-        arrival_s=[row[0] for row in inside],
-        input_tokens=[row[2] for row in inside],
-        output_tokens=[row[3] for row in inside],
+        arrival_s=[rows.at_s[old] for old in order],
+        input_tokens=[rows.inputs[old] for old in order],
+        output_tokens=[rows.outputs[old] for old in order],
         parent=parents,
         shared_blocks=shared_blocks,
-        keeps_output=keeps,
+        keeps_output=[rows.keeps[old] and rows.previous[old] >= 0 for old in order],
         after=after,
-        gap_s=[row[7] for row in inside],
+        gap_s=[rows.gap_s[old] for old in order],
         warm_blocks=warm,
-        dropped=[f"{len(rows) - len(inside)} turns outside the window (before it opens or after it closes)"],
+        dropped=[dropped],
     )
