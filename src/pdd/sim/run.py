@@ -236,7 +236,8 @@ class FleetRun:
         line = self.line
         assert line is not None
         relay = self._relay_load.index(min(self._relay_load))
-        running = self._relay_load[relay]
+        # Where low hits may end on RLD, its being full sends nobody elsewhere: that is what the pipeline rule forbids.
+        running = 0 if self.architecture == "pdd-with-p-rld" else self._relay_load[relay]
         capacity = self._relay_capacity
         threshold_s = relay_threshold_s(
             second_token_slo_s=self.policy.second_token_slack, relay_load_ratio=running / capacity, params=self._threshold_params
