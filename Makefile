@@ -16,7 +16,7 @@ help:
 	sed -n '2,3s/^# \{0,1\}//p' Makefile
 
 demo: install-cpu
-	$(BIN)/pdd demo $(ARGS)
+	$(BIN)/pdd demo --cache .cache/models $(ARGS)
 
 test: lint
 	$(BIN)/pytest $(ARGS)

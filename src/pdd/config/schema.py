@@ -71,6 +71,7 @@ class EngineConfig(Section):
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     """Short name, also the peer id on the wire and the label in metrics."""
     role: Role
+    """``prefill`` (P) computes prompts; ``relay`` (RLD) decodes beside it until ``main`` (MD) takes over."""
     site: str = "a"
     """Datacenter. Engines of one site share the fast link."""
     host: str = "127.0.0.1"
@@ -135,13 +136,16 @@ class ForwardConfig(Section):
     """One address the emulated line listens at, and where it leads."""
 
     listen: Address
+    """Where clients connect instead of to the target."""
     target: Address
+    """Where their bytes go, at the other end of the line."""
 
 
 class LinkConfig(Section):
     """One emulated line between two sites; all its forwards share the rate, each direction apart."""
 
     name: str = "wan"
+    """In messages and counters."""
     rate: Rate
     """Line rate, e.g. ``"200mbit"``."""
     delay: Duration
@@ -176,7 +180,9 @@ class RouterConfig(Section):
     """The OpenAI endpoint."""
 
     host: str = "127.0.0.1"
+    """Address the endpoint binds to."""
     port: Port = 8000
+    """Port of the endpoint."""
     pipeline: PipelineChoice = "auto"
     """Force one pipeline, for tests and comparisons."""
     handoff: HandoffChoice = "auto"
@@ -187,6 +193,10 @@ class RouterConfig(Section):
     """Larger request bodies get 413."""
     request_timeout_s: Duration = 600.0
     """Deadline of one request, from its arrival to its last byte."""
+    engine_idle_timeout_s: Annotated[Duration, Field(gt=0)] = 60.0
+    """An engine that is silent for so long in the middle of an answer has failed; another one continues."""
+    keep_alive_interval_s: Duration = 15.0
+    """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
     drain_timeout_s: Duration = 30.0

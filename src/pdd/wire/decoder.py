@@ -18,6 +18,7 @@ from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.wire.frames import (
     DATA_CHECK,
     DATA_FIELDS,
+    DATA_HEADER_BYTES,
     KIND_CONTROL,
     KIND_DATA,
     MAGIC,
@@ -80,6 +81,7 @@ class FrameDecoder:
 
     def __init__(self, *, max_piece_bytes: int = MAX_PIECE_BYTES) -> None:
         self._max_piece_bytes = max_piece_bytes
+        self._first_bytes = PREFIX.size
         self._control = msgspec.msgpack.Decoder(ControlFrame)
         self._head = memoryview(bytearray(_HEAD_BYTES + DATA_CHECK.size))
         self._scratch: memoryview | None = None
@@ -94,6 +96,17 @@ class FrameDecoder:
     def is_at_boundary(self) -> bool:
         """Whether the connection may end here without a frame being cut."""
         return self._part is _Part.PREFIX and self._filled == 0
+
+    def expect_data_only(self) -> None:
+        """A whole DATA header is asked for at once; a control frame is an error from the next frame on.
+
+        Raises:
+            LocalProtocolError: If a frame has already begun.
+        """
+        if not self.is_at_boundary:
+            raise LocalProtocolError("the frame that has begun may be a control frame")
+        self._first_bytes = DATA_HEADER_BYTES
+        self._expect_prefix()
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong; never empty, and nothing beyond it may be received yet.
@@ -165,7 +178,7 @@ class FrameDecoder:
     def _complete(self) -> Event | None:
         if self._part is _Part.PREFIX:
             self._begin_frame()
-            return None
+            return self._end_header() if self._filled == DATA_HEADER_BYTES else None
         if self._part is _Part.CONTROL_BODY:
             return self._end_control()
         if self._part is _Part.DATA_FIELDS:
@@ -176,7 +189,8 @@ class FrameDecoder:
         magic, kind, zero, length, self._checksum = PREFIX.unpack_from(self._head)
         if magic != MAGIC or zero:
             raise RemoteProtocolError("the peer does not speak this protocol")
-        if kind == KIND_CONTROL and 0 < length <= MAX_CONTROL_BYTES:
+        is_control = kind == KIND_CONTROL and self._first_bytes == PREFIX.size
+        if is_control and 0 < length <= MAX_CONTROL_BYTES:
             self._part, self._target, self._filled = _Part.CONTROL_BODY, memoryview(bytearray(length)), 0
         elif kind == KIND_DATA and 0 < length <= self._max_piece_bytes:
             self._part, self._target = _Part.DATA_FIELDS, self._head
@@ -211,5 +225,5 @@ class FrameDecoder:
         return event
 
     def _expect_prefix(self) -> None:
-        self._part, self._target, self._filled = _Part.PREFIX, self._head[: PREFIX.size], 0
+        self._part, self._target, self._filled = _Part.PREFIX, self._head[: self._first_bytes], 0
         self._header = None

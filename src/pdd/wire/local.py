@@ -31,6 +31,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="t"):
 class Hello(Message, frozen=True, tag="hello"):
     """First message of an engine; its socket message also carries the primary tier's file descriptor.
 
+    ``engine_id`` is vLLM's own, new with each start, for logs only: the socket says whose agent it is.
     ``primary_row_bytes`` is the distance between two slots of the primary tier, ``chunk_bytes`` how many
     of them are payload and go into the store; ``num_primary_slots`` is how many there are.
     """

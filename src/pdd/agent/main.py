@@ -1,0 +1,71 @@
+"""The agent as a process: its control port, its clock and its signals."""
+
+import asyncio
+import logging
+import signal
+from typing import Final
+
+from aiohttp import web
+
+from pdd.agent.agent import Agent
+from pdd.agent.control import make_app
+from pdd.config.schema import PddConfig
+from pdd.core.errors import ConnectError, PddError
+from pdd.transport.tcp import TcpTransport
+
+_log = logging.getLogger(__name__)
+_TICK_S: Final = 1.0
+_SHUTDOWN_S: Final = 1.0
+
+
+def run_agent(config: PddConfig, engine_id: str) -> int:
+    """The agent has served until SIGTERM or SIGINT; 0, or 1 if it could not start.
+
+    Args:
+        config: The whole fleet's configuration; peers are found in it.
+        engine_id: The engine this agent stands beside.
+    """
+    try:
+        asyncio.run(_serve(config, engine_id))
+    except PddError as error:
+        _log.error("agent of %s: %s", engine_id, error)
+        return 1
+    return 0
+
+
+async def _serve(config: PddConfig, engine_id: str) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    agent = Agent(config, engine_id, transport=TcpTransport())
+    engine = config.engine(engine_id)
+    runner = web.AppRunner(make_app(agent), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    try:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, engine.host, engine.control_port).start()
+        except OSError as error:
+            where = f"{engine.host}:{engine.control_port}"
+            raise ConnectError(f"cannot listen on {where}: {error.strerror}") from error
+        agent.start()
+        _log.info(
+            "agent of %s serves KV on port %d, control on port %d",
+            engine_id,
+            engine.data_port,
+            engine.control_port,
+        )
+        await _tick_until(agent, stopped)
+    finally:
+        await asyncio.to_thread(agent.stop)
+        await runner.cleanup()
+
+
+async def _tick_until(agent: Agent, stopped: asyncio.Event) -> None:
+    while not stopped.is_set():
+        await asyncio.to_thread(agent.tick)
+        try:
+            async with asyncio.timeout(_TICK_S):
+                await stopped.wait()
+        except TimeoutError:
+            continue

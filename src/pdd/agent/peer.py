@@ -1,0 +1,454 @@
+"""The way to one peer: connected when first needed, kept warm, made anew when it breaks.
+
+A thread per link dials and reads the control connection; a session has one more thread per data stream.
+Everything that changes a link happens under the sending side's lock (``Outbound.lock``).
+"""
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pdd.agent.connection import Identity, introduce, read_frames
+from pdd.agent.events import EventLog
+from pdd.agent.outbound import Leg, Outbound
+from pdd.agent.outbox import ControlOutbox
+from pdd.agent.send_queue import Piece, SendQueue
+from pdd.agent.stats import RateMeter, RoundTrip
+from pdd.agent.store import ChunkStore
+from pdd.core.errors import (
+    ConnectionLostError,
+    IncompatiblePeerError,
+    ProtocolError,
+    RemoteProtocolError,
+    TransportError,
+)
+from pdd.core.fingerprint import Fingerprint
+from pdd.transport.base import Buffer, Stream, Transport
+from pdd.wire import sender as tx
+from pdd.wire.decoder import ControlReceived, FrameDecoder
+from pdd.wire.frames import (
+    DATA_HEADER_BYTES,
+    Ack,
+    ControlFrame,
+    Failed,
+    Landed,
+    Ping,
+    Pong,
+    Want,
+    encode_data_header,
+)
+
+_log = logging.getLogger(__name__)
+_MIN_RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 5.0
+_LINK_EVENT_PERIOD_S: Final = 0.5
+_SILENT_PINGS: Final = 3
+"""Unanswered pings, one a second, after which the router is told that the link does not move."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """What all links of an agent share."""
+
+    own_id: str
+    streams: int
+    piece_bytes: int
+    connect_timeout_s: float
+    stall_timeout_s: float
+
+
+class PeerLink:
+    """See the module; made once per configured peer, without a thread until something is to be sent."""
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        address: str,
+        settings: LinkSettings,
+        fingerprint: Fingerprint,
+        transport: Transport,
+        store: ChunkStore,
+        outbound: Outbound,
+        events: EventLog,
+    ) -> None:
+        self.peer = peer
+        self.rate = RateMeter()
+        self.trip = RoundTrip()
+        self.num_sent_bytes = 0
+        self._address = address
+        self._settings = settings
+        self._fingerprint = fingerprint
+        self._transport = transport
+        self._store = store
+        self._outbound = outbound
+        self._events = events
+        self._legs: list[Leg] = []
+        self._session: _Session | None = None
+        self._state = "idle"
+        self._reason: str | None = None
+        self._reported_s = 0.0
+        self._wake = threading.Condition()
+        self._is_closed = False
+        self._has_work = False
+        self._thread: threading.Thread | None = None
+        self._attempted_s = -_MAX_RETRY_S
+        self._num_failures = 0
+
+    # What Outbound calls, under its lock.
+
+    def attach(self, leg: Leg) -> None:
+        """See ``Link.attach``."""
+        self._legs.append(leg)
+        if self._session is not None:
+            self._open(self._session, leg)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"pdd-link-{self.peer}", daemon=True)
+            self._thread.start()
+        with self._wake:
+            self._has_work = True
+            self._wake.notify()
+
+    def detach(self, leg: Leg) -> None:
+        """See ``Link.detach``."""
+        if leg in self._legs:
+            self._legs.remove(leg)
+        if self._session is not None:
+            self._session.legs.pop(leg.machine.number, None)
+        if not self._queued_bytes():
+            self.rate.idle()
+
+    def send(self, frame: ControlFrame) -> None:
+        """See ``Link.send``."""
+        if self._session is not None:
+            self._session.outbox.put(frame)
+
+    def enqueue(self, leg: Leg, pieces: Sequence[Piece]) -> None:
+        """See ``Link.enqueue``."""
+        if self._session is not None:
+            self.rate.busy(time.monotonic())
+            self._session.queue.put(pieces, rank=leg.transfer.rank)
+
+    def unqueue(self, leg: Leg) -> None:
+        """See ``Link.unqueue``."""
+        if self._session is not None:
+            self._session.queue.discard(leg.machine.number)
+
+    # What the agent calls.
+
+    def describe(self) -> dict[str, Any]:
+        """The link object of the control API."""
+        with self._outbound.lock:
+            return {
+                "peer": self.peer,
+                "address": self._address,
+                "state": self._state,
+                "reason": self._reason,
+                "rate_bytes_per_s": self.rate.rate_bytes_per_s,
+                "queued_bytes": self._queued_bytes(),
+                "rtt_s": self.trip.rtt_s,
+            }
+
+    def tick(self, now_s: float) -> None:
+        """About once a second: active sessions are pinged, and what has stalled too long has failed."""
+        with self._outbound.lock:
+            session = self._session
+            if not self._legs:
+                return
+            for leg in list(self._legs):
+                self._check_stall(leg, session, now_s)
+            if session is not None:
+                self._ping(session)
+
+    def close(self) -> None:
+        """The link is closed for good; its thread ends soon."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+        with self._outbound.lock:
+            session = self._session
+        if session is not None:
+            session.close()
+
+    # The link's own thread.
+
+    def _run(self) -> None:
+        while self._wait_for_turn():
+            try:
+                session, decoder = self._connect()
+            except IncompatiblePeerError as error:
+                self._incompatible(error)
+            except (TransportError, ProtocolError) as error:
+                self._unreachable(str(error))
+            else:
+                self._set_up(session)
+                self._set_down(session, self._serve(session, decoder))
+
+    def _wait_for_turn(self) -> bool:
+        """Whether to connect: there is work, or the link was up, and the last attempt is long enough ago."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._is_closed or self._has_work)
+            pause_s = min(_MAX_RETRY_S, _MIN_RETRY_S * 2 ** max(0, self._num_failures - 1))
+            turn_s = self._attempted_s + pause_s * random.uniform(1.0, 1.3)
+            self._wake.wait_for(lambda: self._is_closed, max(0.0, turn_s - time.monotonic()))
+            self._attempted_s = time.monotonic()
+            return not self._is_closed
+
+    def _connect(self) -> tuple["_Session", FrameDecoder]:
+        settings = self._settings
+        identity = Identity(peer=settings.own_id, session=secrets.token_hex(8), fingerprint=self._fingerprint)
+        stream = self._transport.dial(self._address, timeout_s=settings.connect_timeout_s)
+        try:
+            decoder = introduce(stream, identity, stream_index=0, timeout_s=settings.connect_timeout_s)
+        except (TransportError, ProtocolError):
+            stream.close()
+            raise
+        session = _Session(identity, stream, name=self.peer)
+        for index in range(1, settings.streams + 1):
+            threading.Thread(
+                target=self._run_data,
+                args=(session, index),
+                name=f"pdd-data-{self.peer}-{index}",
+                daemon=True,
+            ).start()
+        return session, decoder
+
+    def _serve(self, session: "_Session", decoder: FrameDecoder) -> str:
+        """The session has ended; returns why."""
+        try:
+            for event in read_frames(session.control, decoder, lambda _header: None):
+                if not isinstance(event, ControlReceived):
+                    raise RemoteProtocolError("DATA on the control connection")
+                self._on_frame(session, event)
+        except (ProtocolError, TransportError) as error:
+            return session.reason or str(error)
+        finally:
+            session.close()
+        return session.reason or f"{self.peer} closed the connection"
+
+    def _on_frame(self, session: "_Session", event: ControlReceived) -> None:
+        match event.frame:
+            case Pong(nonce=nonce):
+                self.trip.pong(nonce)
+                session.is_silent = False
+            case Want(number=number, indices=indices, pieces=pieces):
+                self._on_leg(session, number, tx.WantSeen(indices=indices, pieces=pieces), event)
+            case Ack(number=number, indices=indices):
+                self._on_leg(session, number, tx.AckSeen(indices=indices), event)
+                self._acknowledged(session, len(indices) * self._store.chunk_bytes)
+            case Landed(number=number):
+                self._on_leg(session, number, tx.LandedSeen(), event)
+            case Failed(number=number, reason=reason, detail=detail):
+                self._on_leg(session, number, tx.FailedSeen(reason=reason, detail=detail), event)
+            case _:
+                raise RemoteProtocolError(f"{type(event.frame).__name__} from the receiving side")
+
+    def _on_leg(self, session: "_Session", number: int, event: tx.Event, frame: ControlReceived) -> None:
+        with self._outbound.lock:
+            leg = session.legs.get(number)
+            if leg is not None:
+                self._outbound.received(leg, event, num_bytes=frame.num_bytes)
+            elif number >= session.num_opened:
+                raise RemoteProtocolError(f"transfer {number} was never offered")
+
+    def _acknowledged(self, session: "_Session", num_bytes: int) -> None:
+        now_s = time.monotonic()
+        with self._outbound.lock:
+            session.moved_s = now_s
+            self.rate.acknowledged(num_bytes, is_drained=not self._queued_bytes(), now_s=now_s)
+            if now_s - self._reported_s >= _LINK_EVENT_PERIOD_S:
+                self._report()
+
+    # Data threads.
+
+    def _run_data(self, session: "_Session", index: int) -> None:
+        try:
+            stream = self._dial_data(session, index)
+        except (TransportError, ProtocolError) as error:
+            _log.warning("data stream %d to %s: %s", index, self.peer, error)
+            if session.data_stream_failed(self._settings.streams):
+                session.close(f"no data stream to {self.peer}: {error}")
+            return
+        try:
+            while pieces := session.queue.take(self._settings.piece_bytes):
+                self._send_pieces(session, stream, pieces)
+        except TransportError as error:
+            session.close(str(error))
+
+    def _dial_data(self, session: "_Session", index: int) -> Stream:
+        timeout_s = self._settings.connect_timeout_s
+        stream = self._transport.dial(self._address, timeout_s=timeout_s)
+        session.add_stream(stream)
+        introduce(stream, session.identity, stream_index=index, timeout_s=timeout_s)
+        return stream
+
+    def _send_pieces(self, session: "_Session", stream: Stream, pieces: Sequence[Piece]) -> None:
+        """The pieces are on their way; chunks of a transfer that ended meanwhile may be gone and are not."""
+        leased = [piece for piece in pieces if self._store.lease(piece.key)]
+        buffers: list[Buffer] = []
+        try:
+            for piece in leased:
+                row = self._store.row(piece.key).data
+                payload = row[piece.offset : piece.offset + piece.length]
+                buffers += (
+                    encode_data_header(
+                        number=piece.number, index=piece.index, offset=piece.offset, payload=payload
+                    ),
+                    payload,
+                )
+                # Counted before it is sent: the peer's LANDED may be faster than this thread.
+                self._count(session, piece)
+            if buffers:
+                stream.send(buffers)
+                session.moved_s = time.monotonic()
+        finally:
+            self._store.release([piece.key for piece in leased])
+
+    def _count(self, session: "_Session", piece: Piece) -> None:
+        with self._outbound.lock:
+            self.num_sent_bytes += DATA_HEADER_BYTES + piece.length
+            leg = session.legs.get(piece.number)
+            if leg is not None:
+                self._outbound.sent(
+                    leg, wan_bytes=DATA_HEADER_BYTES + piece.length, payload_bytes=piece.length
+                )
+
+    # State changes.
+
+    def _set_up(self, session: "_Session") -> None:
+        with self._outbound.lock:
+            self._num_failures = 0
+            self._session = session
+            self._change("up", None)
+            session.outbox.put(Ping(nonce=self.trip.ping()))
+            for leg in list(self._legs):
+                self._open(session, leg)
+            if self._is_closed:
+                session.close()
+
+    def _set_down(self, session: "_Session", reason: str) -> None:
+        with self._outbound.lock:
+            self._session = None
+            self.trip = RoundTrip()
+            self.rate.idle()
+            if self._is_closed:
+                return
+            _log.warning("link to %s lost: %s", self.peer, reason)
+            self._change("down", reason)
+            self._outbound.lost(list(session.legs.values()), detail=reason)
+
+    def _unreachable(self, reason: str) -> None:
+        with self._outbound.lock:
+            self._num_failures += 1
+            is_news = self._state != "down"
+            self._change("down", reason)
+            if is_news:
+                _log.warning("link to %s is down: %s", self.peer, reason)
+                for leg in self._legs:
+                    self._outbound.stalled(leg, detail=reason)
+
+    def _incompatible(self, error: IncompatiblePeerError) -> None:
+        with self._outbound.lock:
+            self._num_failures = 0
+            self._change("incompatible", str(error))
+            _log.error("link to %s: %s", self.peer, error)
+            for leg in list(self._legs):
+                self._outbound.stop_leg(leg, reason="incompatible", detail=str(error))
+            with self._wake:
+                self._has_work = False
+
+    def _open(self, session: "_Session", leg: Leg) -> None:
+        number = session.num_opened
+        session.num_opened += 1
+        session.legs[number] = leg
+        self._outbound.opened(leg, number)
+
+    def _change(self, state: str, reason: str | None) -> None:
+        if (state, reason) != (self._state, self._reason):
+            self._state, self._reason = state, reason
+            self._report()
+
+    def _report(self) -> None:
+        self._reported_s = time.monotonic()
+        self._events.emit("link", self.describe())
+
+    def _queued_bytes(self) -> int:
+        return sum(leg.machine.outstanding_bytes for leg in self._legs)
+
+    def _check_stall(self, leg: Leg, session: "_Session | None", now_s: float) -> None:
+        timeout_s = self._settings.stall_timeout_s
+        if leg.machine.state is tx.State.PARKED:
+            if now_s - leg.progress_s > timeout_s:
+                self._outbound.stop_leg(leg, reason="peer_down", detail=self._reason or "not connected")
+            return
+        waits = leg.machine.outstanding_bytes > 0 or leg.machine.state is tx.State.ENDED
+        # A transfer that waits for others to cross first is not stalled: the link moves.
+        moved_s = max(leg.progress_s, session.moved_s if session is not None else 0.0)
+        if waits and now_s - moved_s > timeout_s:
+            self._outbound.stop_leg(leg, reason="stalled", detail=f"no progress for {timeout_s:g} s")
+
+    def _ping(self, session: "_Session") -> None:
+        num_unanswered = self.trip.num_unanswered
+        if num_unanswered > self._settings.stall_timeout_s:
+            session.close(f"{self.peer} does not answer")
+        elif num_unanswered >= _SILENT_PINGS and not session.is_silent:
+            session.is_silent = True
+            for leg in self._legs:
+                self._outbound.stalled(leg, detail=f"{self.peer} does not answer")
+        session.outbox.put(Ping(nonce=self.trip.ping()))
+
+
+class _Session:
+    """The connections to a peer that belong together."""
+
+    def __init__(self, identity: Identity, control: Stream, *, name: str) -> None:
+        self.identity = identity
+        self.control = control
+        self.outbox = ControlOutbox(control, name=f"pdd-out-{name}")
+        self.queue = SendQueue()
+        self.legs: dict[int, Leg] = {}
+        self.num_opened = 0
+        self.moved_s = time.monotonic()
+        self.is_silent = False
+        self.reason = ""
+        self._lock = threading.Lock()
+        self._streams: list[Stream] = [control]
+        self._num_failed = 0
+        self._is_closed = False
+
+    def add_stream(self, stream: Stream) -> None:
+        """The stream is closed with the session.
+
+        Raises:
+            ConnectionLostError: If the session is closed already.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._streams.append(stream)
+                return
+        stream.close()
+        raise ConnectionLostError("the session is closed")
+
+    def data_stream_failed(self, num_streams: int) -> bool:
+        """Whether none of the data streams is left to be hoped for."""
+        with self._lock:
+            self._num_failed += 1
+            return self._num_failed >= num_streams
+
+    def close(self, reason: str = "") -> None:
+        """All connections are closed; the first reason given is kept."""
+        with self._lock:
+            self.reason = self.reason or reason
+            if self._is_closed:
+                return
+            self._is_closed = True
+            streams = list(self._streams)
+        self.queue.close()
+        self.outbox.close()
+        for stream in streams:
+            stream.close()

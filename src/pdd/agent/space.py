@@ -1,0 +1,116 @@
+"""All that depends on what a chunk is: the store, both transfer sides and the links.
+
+Made when the first engine says what its chunks are; kept while engines with the same fingerprint and
+geometry come and go; replaced, with everything in it, when another kind of engine comes.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from pdd.agent.engine_link import FLUSH_LIMIT_S, EngineConnection, EngineOutbox
+from pdd.agent.events import EventLog
+from pdd.agent.inbound import InboundHub
+from pdd.agent.outbound import Link, Outbound
+from pdd.agent.peer import LinkSettings, PeerLink
+from pdd.agent.store import ChunkStore
+from pdd.config.schema import PddConfig
+from pdd.core.fingerprint import differing_fields
+from pdd.transport.base import Transport
+from pdd.wire import local
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkKind:
+    """What an engine says its chunks are."""
+
+    fingerprint: dict[str, str]
+    chunk_bytes: int
+    chunk_tokens: int
+
+    def equals(self, other: "ChunkKind") -> bool:
+        """Whether chunks of one can be read by the other."""
+        is_same_shape = (self.chunk_bytes, self.chunk_tokens) == (other.chunk_bytes, other.chunk_tokens)
+        return is_same_shape and not differing_fields(self.fingerprint, other.fingerprint)
+
+
+class Space:
+    """See the module."""
+
+    def __init__(
+        self, config: PddConfig, engine_id: str, kind: ChunkKind, *, transport: Transport, events: EventLog
+    ) -> None:
+        """The store exists, and every other configured engine has a link.
+
+        Raises:
+            OverloadedError: If ``store_bytes`` is below one chunk.
+        """
+        self.kind = kind
+        self._mirror: EngineOutbox | None = None
+        self.store = ChunkStore(
+            chunk_bytes=kind.chunk_bytes,
+            capacity_bytes=config.engine(engine_id).store_bytes,
+            on_added=lambda key: self._key_changed(key, is_present=True),
+            on_removed=lambda key: self._key_changed(key, is_present=False),
+        )
+        self.inbound = InboundHub(self.store, lease_s=config.agent.lease_s, flush_engine=self._flush_engine)
+        links: dict[str, Link] = {}
+        self.outbound = Outbound(
+            self.store,
+            events,
+            links,
+            chunk_tokens=kind.chunk_tokens,
+            piece_bytes=config.agent.piece_bytes,
+        )
+        settings = LinkSettings(
+            own_id=engine_id,
+            streams=config.agent.streams,
+            piece_bytes=config.agent.piece_bytes,
+            connect_timeout_s=config.agent.connect_timeout_s,
+            stall_timeout_s=config.agent.stall_timeout_s,
+        )
+        self.links = {
+            engine.id: PeerLink(
+                peer=engine.id,
+                address=engine.data_address,
+                settings=settings,
+                fingerprint=kind.fingerprint,
+                transport=transport,
+                store=self.store,
+                outbound=self.outbound,
+                events=events,
+            )
+            for engine in config.engines
+            if engine.id != engine_id
+        }
+        links.update(self.links)
+
+    def welcome(self, connection: EngineConnection) -> None:
+        """The engine mirrors the store from now on: it has a snapshot, and gets every change after it."""
+        with self.store.lock:
+            self._mirror = connection.outbox
+            connection.outbox.put(local.Welcome(version=local.LOCAL_VERSION, keys=self.store.keys()))
+
+    def tick(self, now_s: float, *, stall_timeout_s: float) -> None:
+        """About once a second: leases run out, and what has stalled too long has failed."""
+        self.inbound.expire_leases(now_s)
+        self.inbound.drop_silent_sessions(now_s, timeout_s=stall_timeout_s)
+        for link in self.links.values():
+            link.tick(now_s)
+
+    def close(self, *, reason: str, detail: str) -> None:
+        """Every transfer has ended and every connection to a peer is closed."""
+        self.outbound.close(reason=reason, detail=detail)
+        for link in self.links.values():
+            link.close()
+        self.inbound.close()
+
+    def _key_changed(self, key: bytes, *, is_present: bool) -> None:
+        if self._mirror is not None:
+            self._mirror.key_changed(key, is_present=is_present)
+
+    def _flush_engine(self) -> None:
+        mirror = self._mirror
+        if mirror is not None and not mirror.flush(FLUSH_LIMIT_S):
+            _log.warning("the engine does not read its socket; it learns later what has landed")

@@ -1,0 +1,89 @@
+"""What an agent knows of a link from using it: rate and round trip."""
+
+import math
+import threading
+import time
+from typing import Final
+
+_WINDOW_S: Final = 0.1
+"""Shortest span a rate is measured over."""
+_MEMORY_S: Final = 1.0
+"""After so many seconds of traffic an old rate weighs 1/e."""
+_MIN_WINDOW_BYTES: Final = 64 * 2**10
+"""Less than this says more about round trips than about the rate."""
+
+
+class RateMeter:
+    """Acknowledged payload bytes per second while there is something to send."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rate_bytes_per_s: float | None = None
+        self._window_start_s: float | None = None
+        self._window_bytes = 0
+
+    @property
+    def rate_bytes_per_s(self) -> float | None:
+        """The believed rate; None before anything was measured."""
+        return self._rate_bytes_per_s
+
+    def busy(self, now_s: float) -> None:
+        """Bytes are on their way from now on, if none were."""
+        with self._lock:
+            if self._window_start_s is None:
+                self._window_start_s, self._window_bytes = now_s, 0
+
+    def acknowledged(self, num_bytes: int, *, is_drained: bool, now_s: float) -> None:
+        """The bytes have crossed; ``is_drained`` if no others are on their way."""
+        with self._lock:
+            if self._window_start_s is None:
+                return
+            self._window_bytes += num_bytes
+            span_s = now_s - self._window_start_s
+            if span_s < _WINDOW_S and not is_drained:
+                return
+            if self._window_bytes >= _MIN_WINDOW_BYTES and span_s > 0:
+                self._blend(self._window_bytes / span_s, span_s)
+            self._window_start_s, self._window_bytes = (None if is_drained else now_s), 0
+
+    def idle(self) -> None:
+        """Nothing is on its way any more, and the last window says nothing."""
+        with self._lock:
+            self._window_start_s = None
+
+    def _blend(self, measured: float, span_s: float) -> None:
+        old = self._rate_bytes_per_s
+        weight = 1 - math.exp(-span_s / _MEMORY_S)
+        self._rate_bytes_per_s = measured if old is None else old + weight * (measured - old)
+
+
+class RoundTrip:
+    """Round-trip time by PING, smoothed as TCP smooths it.
+
+    Source:
+        RFC 6298, section 2 (gain of one eighth).
+    """
+
+    def __init__(self) -> None:
+        self.rtt_s: float | None = None
+        self._sent_s: dict[int, float] = {}
+        self._next = 0
+
+    @property
+    def num_unanswered(self) -> int:
+        """Pings without an answer so far."""
+        return len(self._sent_s)
+
+    def ping(self) -> int:
+        """The nonce of a ping sent now."""
+        self._next = (self._next + 1) % 2**32
+        self._sent_s[self._next] = time.monotonic()
+        return self._next
+
+    def pong(self, nonce: int) -> None:
+        """The answer arrived now."""
+        sent_s = self._sent_s.pop(nonce, None)
+        if sent_s is None:
+            return
+        measured_s = time.monotonic() - sent_s
+        self.rtt_s = measured_s if self.rtt_s is None else self.rtt_s + (measured_s - self.rtt_s) / 8

@@ -1,0 +1,129 @@
+"""Every vLLM name PDD uses, in one place, and the vLLM versions that are known to have them.
+
+No other module imports vLLM. When vLLM moves something, this file and its table change, nothing else.
+
+Source:
+    vllm/v1/kv_offload/base.py, v1/kv_offload/tiering/{base,spec,manager}.py, v1/kv_offload/config.py,
+    v1/kv_offload/cpu/shared_offload_region.py, v1/core/kv_cache_utils.py@0.32.0.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from pdd.core.errors import ConfigurationError
+
+SUPPORTED_VERSIONS: Final = {
+    "0.32": "offloading tiers with load filters, request-level offload policy and key positions",
+}
+"""Release lines this package was tested with, and what of each it relies on."""
+
+
+def check_vllm_version(installed: str | None = None) -> str:
+    """The installed vLLM is of a supported release line.
+
+    Args:
+        installed: The version to check; default: that of the installed distribution.
+
+    Returns:
+        The version.
+
+    Raises:
+        ConfigurationError: If vLLM is missing or of another release line.
+    """
+    supported = ", ".join(f"{line}.*" for line in SUPPORTED_VERSIONS)
+    if installed is None:
+        try:
+            installed = version("vllm")
+        except PackageNotFoundError as error:
+            raise ConfigurationError(f"vLLM is not installed; PDD needs vllm {supported}") from error
+    if ".".join(installed.split("+")[0].split(".")[:2]) not in SUPPORTED_VERSIONS:
+        raise ConfigurationError(f"vllm {installed} is not supported; PDD needs vllm {supported}")
+    return installed
+
+
+check_vllm_version()
+
+# Only now: with another version these lines would fail with a name nobody asked about.
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats  # noqa: E402
+from vllm.logger import init_logger  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
+from vllm.v1.kv_offload.base import (  # noqa: E402
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingManager,
+    OffloadingMetricMetadata,
+    OffloadingWorker,
+    OffloadKey,
+    OffloadPolicy,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    TransferResult,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig  # noqa: E402
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # noqa: E402
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob  # noqa: E402
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
+
+
+def root_block_hash() -> bytes | None:
+    """The hash that stands before a prompt's first block in this process; None until vLLM has set it.
+
+    It depends on the hash algorithm and its seed and on nothing else, so it proves both.
+    """
+    root = getattr(kv_cache_utils, "NONE_HASH", None)
+    return bytes(root) if root is not None else None
+
+
+def expected_root_hash(algorithm: str, seed: str) -> bytes:
+    """What ``root_block_hash`` is under this algorithm and ``PYTHONHASHSEED``."""
+    return bytes(get_hash_fn_by_name(algorithm)(seed))
+
+
+def keys_in_prefix_order(req_context: ReqContext) -> list[bytes]:
+    """All chunk keys vLLM has worked out for a request so far, first chunk first."""
+    positions: dict[bytes, int] = req_context._offload_key_positions  # noqa: SLF001  # asked one by one only
+    return sorted(positions, key=positions.__getitem__)
+
+
+__all__ = [
+    "SUPPORTED_VERSIONS",
+    "check_vllm_version",
+    "expected_root_hash",
+    "keys_in_prefix_order",
+    "root_block_hash",
+    "BlockIDsLoadStoreSpec",
+    "CanonicalKVCaches",
+    "GPULoadStoreSpec",
+    "JobResult",
+    "LoadStoreSpec",
+    "LookupResult",
+    "Medium",
+    "OffloadKey",
+    "OffloadPolicy",
+    "OffloadingConfig",
+    "OffloadingConnectorStats",
+    "OffloadingCounterMetadata",
+    "OffloadingGaugeMetadata",
+    "OffloadingManager",
+    "OffloadingMetricMetadata",
+    "OffloadingWorker",
+    "ReqContext",
+    "RequestOffloadingContext",
+    "ScheduleEndContext",
+    "SecondaryTierManager",
+    "SharedOffloadRegion",
+    "TieringOffloadingSpec",
+    "TransferJob",
+    "TransferResult",
+    "current_platform",
+    "init_logger",
+]

@@ -1,0 +1,52 @@
+"""What a decision may look at: frozen views of links, engines and caches at one moment."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """One path for KV from a prefill engine to another engine, as the sending agent measures it."""
+
+    rate_bytes_per_s: float
+    rtt_s: float
+    queued_bytes: int = 0
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """One engine as the router sees it.
+
+    Args:
+        id: The engine's id.
+        healthy: It answers its health check.
+        running: Requests the router has open on it.
+        capacity: Requests it runs at once.
+        kv_ready: The agent beside it is connected, so KV can reach or leave it.
+        max_model_len: Prompt and answer together, in tokens; None if not yet known.
+    """
+
+    id: str
+    healthy: bool
+    running: int
+    capacity: int
+    kv_ready: bool = True
+    max_model_len: int | None = None
+
+    @property
+    def load_ratio(self) -> float:
+        """Open requests over capacity; above 1 when requests queue."""
+        return self.running / self.capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaView:
+    """What is believed to be missing in a main decode engine's cache for one prompt."""
+
+    missing_chunks: int
+    chunk_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that have to cross the WAN."""
+        return self.missing_chunks * self.chunk_bytes

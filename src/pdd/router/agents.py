@@ -1,0 +1,185 @@
+"""What the agents say and are told: one event stream per agent, cancel and release.
+
+An agent that is gone for ``LOST_AFTER_S`` takes its transfers with it: they are reported failed, so that
+no request waits for news that cannot come.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from pdd.core.errors import RemoteProtocolError
+from pdd.policy.snapshot import LinkView
+from pdd.router.sse import LineBuffer
+
+log = logging.getLogger(__name__)
+
+LOST_AFTER_S = 5.0
+"""A stream that breaks for a moment resumes with what was missed; after this the agent counts as gone."""
+SILENCE_S = 30.0
+"""Agents ping every 10 s; three missed pings are a dead connection."""
+RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
+CONTROL_TIMEOUT_S = 5.0
+MAX_KNOWN_TRANSFERS = 4096
+"""Late news of ended transfers (their final byte counts) is still told apart for so many."""
+
+AgentEvent = dict[str, Any]
+Listener = Callable[[AgentEvent], None]
+
+
+class AgentClient:
+    """The control port of one engine's agent.
+
+    Args:
+        engine_id: The engine beside the agent.
+        url: Base URL of the control port.
+    """
+
+    def __init__(self, *, engine_id: str, url: str) -> None:
+        self.engine_id = engine_id
+        self.url = url.rstrip("/")
+        self.connected = False
+        self.engine_connected = False
+        self.chunk_bytes: int | None = None
+        self.links: dict[str, dict[str, Any]] = {}
+        self._listeners: OrderedDict[str, Listener] = OrderedDict()
+        self._after = 0
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=3.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    # ---- transfers
+
+    def listen(self, transfer: str, listener: Listener) -> None:
+        """From now on ``listener`` hears every event of the transfer, until forgotten for age."""
+        self._listeners[transfer] = listener
+        while len(self._listeners) > MAX_KNOWN_TRANSFERS:
+            self._listeners.popitem(last=False)
+
+    async def cancel(self, transfer: str, peers: list[str]) -> None:
+        """Tell the sender to stop; failures are logged, since the lease ends by itself."""
+        await self._post(f"/v1/transfers/{quote(transfer, safe='')}/cancel", {"peers": peers})
+
+    async def release(self, transfer: str) -> None:
+        """Tell the receiver that the lease may end; failures are logged, since it ends by itself."""
+        await self._post(f"/v1/transfers/{quote(transfer, safe='')}/release", {})
+
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
+        for last in (False, True):
+            try:
+                async with (
+                    asyncio.timeout(CONTROL_TIMEOUT_S),
+                    self._session.post(self.url + path, json=body) as answer,
+                ):
+                    if answer.status != 200:
+                        log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
+                    return
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if last:
+                    log.warning("agent %s did not take %s: %r", self.engine_id, path, error)
+
+    # ---- links
+
+    def link_view(self, peer: str, *, assumed_rate_bytes_per_s: float, assumed_rtt_s: float) -> LinkView:
+        """The link to a peer as last measured, or as assumed."""
+        link = self.links.get(peer, {})
+        return LinkView(
+            rate_bytes_per_s=link.get("rate_bytes_per_s") or assumed_rate_bytes_per_s,
+            rtt_s=link.get("rtt_s") or assumed_rtt_s,
+            queued_bytes=link.get("queued_bytes") or 0,
+            up=link.get("state", "idle") in ("idle", "up"),
+        )
+
+    # ---- the event stream
+
+    async def run(self) -> None:
+        """Follow the agent's events for ever, reconnecting with what was missed."""
+        failures = 0
+        lost_timer: asyncio.TimerHandle | None = None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._follow()
+            except (aiohttp.ClientError, TimeoutError, OSError, RemoteProtocolError, ValueError) as error:
+                log.debug("event stream of agent %s: %r", self.engine_id, error)
+            if self.connected:
+                self.connected = False
+                failures = 0
+                log.warning("lost the event stream of agent %s", self.engine_id)
+                if lost_timer is not None:
+                    lost_timer.cancel()
+                lost_timer = loop.call_later(LOST_AFTER_S, self._give_up)
+            await asyncio.sleep(RECONNECT_S[min(failures, len(RECONNECT_S) - 1)])
+            failures += 1
+
+    def _give_up(self) -> None:
+        if not self.connected:
+            self.engine_connected = False
+            self._fail_all("agent_lost", f"the agent of {self.engine_id} does not answer")
+
+    def _fail_all(self, reason: str, detail: str) -> None:
+        for transfer, listener in list(self._listeners.items()):
+            listener(
+                {"event": "failed", "transfer": transfer, "peer": None, "reason": reason, "detail": detail}
+            )
+
+    async def _follow(self) -> None:
+        async with self._session.get(f"{self.url}/v1/events", params={"after": str(self._after)}) as answer:
+            if answer.status != 200:
+                raise RemoteProtocolError(f"/v1/events answered {answer.status}")
+            lines = LineBuffer()
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    data = await answer.content.readany()
+                if not data:
+                    return
+                for line in lines.feed(data):
+                    if line:
+                        await self._take(msgspec.json.decode(line))
+
+    async def _take(self, event: AgentEvent) -> None:
+        kind = event.get("event")
+        if kind == "hello":
+            await self._on_hello(event)
+            return
+        if isinstance(seq := event.get("seq"), int):
+            self._after = max(self._after, seq)
+        if kind == "link":
+            self.links[event["peer"]] = event
+        elif kind == "engine":
+            self.engine_connected = bool(event["connected"])
+            if self.engine_connected:
+                await self._read_state()
+        elif isinstance(transfer := event.get("transfer"), str) and (
+            listener := self._listeners.get(transfer)
+        ):
+            listener(event)
+
+    async def _on_hello(self, event: AgentEvent) -> None:
+        if event.get("seq", 0) < self._after:
+            # Another process than before: nothing it sends will ever mention the old transfers.
+            self._after = 0
+            self._fail_all("agent_restarted", f"the agent of {self.engine_id} was restarted")
+            self._listeners.clear()
+        self.connected = True
+        await self._read_state()
+        log.info("following agent %s", self.engine_id)
+
+    async def _read_state(self) -> None:
+        async with asyncio.timeout(CONTROL_TIMEOUT_S), self._session.get(f"{self.url}/v1/state") as answer:
+            state = await answer.json()
+        self.engine_connected = bool(state.get("engine_connected"))
+        self.chunk_bytes = state.get("chunk_bytes") or self.chunk_bytes
+        for link in state.get("peers", []):
+            self.links[link["peer"]] = link

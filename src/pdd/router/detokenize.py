@@ -1,0 +1,128 @@
+"""Turns the token IDs of one answer into text, whatever engine made each of them.
+
+Since no engine sees the whole answer, stop strings and the bytes of characters that are split over a
+handoff are handled here. The behaviour is that of vLLM's own detokenizer.
+
+Source:
+    vllm/v1/engine/detokenizer.py@0.32.0 (``FastIncrementalDetokenizer``, ``check_stop_strings``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from pdd.core.errors import ConfigurationError
+
+PROMPT_TAIL_TOKENS = 64
+"""How much of the prompt seeds the decoder: enough for any split character, cheap for any prompt."""
+
+_INVALID_PREFIX = "Invalid prefix encountered"
+
+
+def load_tokenizer(model_path: str) -> Tokenizer:
+    """The model's tokenizer, from its folder or from the Hugging Face cache or hub.
+
+    Raises:
+        ConfigurationError: If there is none.
+    """
+    file = Path(model_path) / "tokenizer.json"
+    try:
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        return Tokenizer.from_pretrained(model_path)
+    except Exception as error:
+        raise ConfigurationError(
+            f"model.path: no usable tokenizer.json in {model_path!r}: {error}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """The client's wishes about the text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMatch:
+    """A stop string ended the text."""
+
+    stop: str
+
+
+class Detokenizer:
+    """Incremental text of one answer; feed every token once, in order."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], options: TextOptions) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        self._stream = DecodeStream(
+            ids=list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=options.skip_special_tokens
+        )
+        self._held_back = (
+            max((len(s) for s in options.stop), default=1) - 1 if not options.include_stop else 0
+        )
+        self._num_tokens = 0
+        self._given = 0
+        self.text = ""
+
+    def feed(self, token_id: int, *, ends_as_stop_token: bool = False) -> StopMatch | None:
+        """Append one token's text.
+
+        Args:
+            token_id: The next token.
+            ends_as_stop_token: It is the EOS or stop token that ended the answer, so it is no text
+                unless stops are to be included.
+
+        Returns:
+            The stop string that now ends the text, if any; the text is cut there.
+        """
+        before = len(self.text)
+        if not ends_as_stop_token or self._options.include_stop:
+            self.text += self._decode(token_id)
+        self._num_tokens += 1
+        if not self._options.stop or self._num_tokens <= self._options.min_tokens:
+            return None
+        return self._check_stop(len(self.text) - before)
+
+    def take(self, *, finished: bool) -> str:
+        """The text not yet given out, less what may still turn out to be the start of a stop string."""
+        end = len(self.text) if finished else len(self.text) - self._held_back
+        if end <= self._given:
+            return ""
+        delta = self.text[self._given : end]
+        self._given = end
+        return delta
+
+    def _decode(self, token_id: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token_id) or ""
+        except (OverflowError, TypeError):
+            return ""
+        except Exception as error:
+            if not str(error).startswith(_INVALID_PREFIX):
+                raise
+            # Some tokenizers produce non-monotonic text at invalid UTF-8; start anew from this token.
+            self._stream = DecodeStream(skip_special_tokens=self._options.skip_special_tokens)
+            return self._stream.step(self._tokenizer, token_id) or ""
+
+    def _check_stop(self, new_chars: int) -> StopMatch | None:
+        """Cut the text at the stop string that completes first within the new characters."""
+        if not new_chars:
+            return None
+        best: tuple[int, str] | None = None
+        for stop in self._options.stop:
+            start = self.text.find(stop, max(0, len(self.text) - new_chars - len(stop) + 1))
+            if start != -1 and (best is None or start + len(stop) < best[0]):
+                best = (start + len(stop), stop)
+        if best is None:
+            return None
+        end, stop = best
+        self.text = self.text[: end if self._options.include_stop else end - len(stop)]
+        return StopMatch(stop=stop)

@@ -1,0 +1,103 @@
+"""Keeps one request's record and the metrics that follow from it."""
+
+from pdd.router.engines import WireUsage
+from pdd.router.metrics import RouterMetrics
+from pdd.router.records import Record
+from pdd.router.request.events import Failure, StartDecode
+from pdd.router.request.machine import RequestMachine
+
+
+class Accounting:
+    """Writes what the client experienced into the record, and counts it."""
+
+    def __init__(self, *, record: Record, metrics: RouterMetrics) -> None:
+        self._record = record
+        self._metrics = metrics
+        self._last_token_s: float | None = None
+        self._joined_s: float | None = None
+        self._main_first_cached: int | None = None
+        self._main_prompt_tokens = 0
+
+    def on_decode(self, effect: StartDecode, machine: RequestMachine, now_s: float) -> None:
+        """A decode engine is asked to go on; at a handoff this is where the client's stall begins."""
+        if effect.role == "main":
+            self._record.main = effect.engine
+        else:
+            self._record.relay = effect.engine
+        if effect.role == "main" and machine.handoff_mode is not None and self._record.handoff_s is None:
+            self._record.handoff_s = now_s
+            self._joined_s = self._last_token_s
+
+    def on_tokens(self, now_s: float, count: int, role: str) -> None:
+        """Tokens are given to the client."""
+        record = self._record
+        if not count:
+            return
+        self._metrics.output_tokens.labels(role=role).inc(count)
+        record.output_tokens += count
+        if record.ttft_s is None:
+            record.ttft_s = now_s
+        if record.second_token_s is None and record.output_tokens >= 2:
+            record.second_token_s = now_s
+        if self._last_token_s is not None:
+            gap_s = now_s - self._last_token_s
+            record.max_itl_s = max(record.max_itl_s or 0.0, gap_s)
+            if role == "main" and self._joined_s is not None:
+                record.stall_s = now_s - self._joined_s
+                self._joined_s = None
+        self._last_token_s = now_s
+
+    def on_usage(self, role: str, engine: str, usage: WireUsage, *, expected_tokens: int) -> int:
+        """What a decode engine found in its caches; returns the tokens it should have found and did not."""
+        cached = usage.cached_tokens
+        if cached is None:
+            return 0
+        shortfall = max(0, expected_tokens - cached)
+        if shortfall:
+            self._record.shortfall_tokens += shortfall
+            self._metrics.shortfall_tokens.labels(engine=engine).inc(shortfall)
+        if role == "main":
+            # Catch-up asks several times; what MD had to compute is all that its first look did not find.
+            if self._main_first_cached is None:
+                self._main_first_cached = cached
+            self._record.md_cached_tokens = self._main_first_cached
+            self._record.md_recomputed_tokens = usage.prompt_tokens - self._main_first_cached
+        return shortfall
+
+    def on_end(
+        self, machine: RequestMachine, *, failure: Failure | None, num_tokens: int, now_s: float
+    ) -> None:
+        """The request is over: the record is final, but for bytes of a cancelled transfer still in flight."""
+        record, metrics = self._record, self._metrics
+        record.outcome = machine.outcome
+        record.error = failure.kind if failure else None
+        record.failures = [f"{f.kind}: {f.message}" for f in machine.failures]
+        record.attempts = machine.attempt
+        record.output_tokens = num_tokens
+        record.finished_s = now_s
+        record.eager_tokens = machine.eager_tokens
+        record.handoff_mode = machine.handoff_mode
+        record.handoff_rounds = machine.handoff_rounds
+        path = record.pipeline or "none"
+        metrics.requests.labels(path=path, outcome=record.outcome or "error").inc()
+        metrics.prompt_tokens.inc(record.prompt_tokens)
+        for value, histogram in (
+            (record.ttft_s, metrics.ttft_s),
+            (record.second_token_s, metrics.second_token_s),
+            (record.max_itl_s, metrics.max_itl_s),
+        ):
+            if value is not None:
+                histogram.labels(path=path).observe(value)
+        if record.handoff_mode is not None:
+            self._count_handoff(record.handoff_mode)
+
+    def _count_handoff(self, mode: str) -> None:
+        record, metrics = self._record, self._metrics
+        metrics.handoffs.labels(mode=mode).inc()
+        metrics.eager_tokens.observe(record.eager_tokens)
+        if record.handoff_rounds:
+            metrics.handoff_rounds.observe(record.handoff_rounds)
+        if record.stall_s is not None:
+            metrics.handoff_stall_s.labels(mode=mode).observe(record.stall_s)
+        if record.md_recomputed_tokens is not None:
+            metrics.recomputed_tokens.inc(record.md_recomputed_tokens)

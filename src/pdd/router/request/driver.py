@@ -1,0 +1,368 @@
+"""Drives one answer: does what the state machine's effects say and feeds back what happens.
+
+It owns the clock, the tasks and the text of the answer. It knows no client protocol: whoever runs it
+gets pieces of the answer, each token once and in order.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from pdd.config.schema import PddConfig
+from pdd.core.errors import DeadlineError, EngineError, NoEndpointError, PddError
+from pdd.policy.handoff import HandoffParams, decide_handoff
+from pdd.router.detokenize import Detokenizer, StopMatch
+from pdd.router.engines import GenerateChunk, WireUsage
+from pdd.router.fleet import Fleet
+from pdd.router.metrics import RouterMetrics
+from pdd.router.records import Record
+from pdd.router.request.accounting import Accounting
+from pdd.router.request.events import (
+    CancelTransfer,
+    ChooseHandoff,
+    ClientGone,
+    DeadlinePassed,
+    Effect,
+    Emit,
+    Event,
+    Fail,
+    Failure,
+    HandoffChosen,
+    LegFailed,
+    Planned,
+    ReleaseTransfer,
+    StartDecode,
+    StartPrefill,
+    StartRound,
+    StopLeg,
+    StopMatched,
+    Token,
+    TransferFailed,
+)
+from pdd.router.request.job import Job, transfer_id
+from pdd.router.request.legs import Legs
+from pdd.router.request.machine import RequestMachine
+from pdd.router.request.planning import Planning
+from pdd.router.request.transfers import TransferLog
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What every request shares."""
+
+    config: PddConfig
+    fleet: Fleet
+    tokenizer: Tokenizer
+    metrics: RouterMetrics
+    background: Callable[[Coroutine[Any, Any, None]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Part of the answer, ready for the client.
+
+    Args:
+        text: New text; may be empty while a character or a possible stop string is incomplete.
+        tokens: New tokens, each with the engine's log probabilities.
+        num_tokens: Tokens of the answer so far, these included.
+        finish: Set on the last piece.
+        stop_reason: The stop string or token that ended the answer, if one did.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    num_tokens: int
+    finish: str | None
+    stop_reason: int | str | None
+
+
+Deliver = Callable[[Piece], Awaitable[None]]
+
+
+class RequestDriver:
+    """One answer in progress; ``run`` it once."""
+
+    def __init__(
+        self, *, services: Services, job: Job, planning: Planning, record: Record, arrived_s: float
+    ) -> None:
+        self.machine = RequestMachine()
+        self.record = record
+        self.prompt_logprobs: list[Any] | None = None
+        self._services = services
+        self._job = job
+        self._planning = planning
+        self._loop = asyncio.get_running_loop()
+        self._arrived_s = arrived_s
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._pieces: deque[Piece] = deque()
+        self._num_tokens = 0
+        self._failure: Failure | None = None
+        self._decoded_by: str | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._prefills: dict[int, str] = {}
+        self._targets: dict[int, tuple[str, ...]] = {}
+        self._text = Detokenizer(services.tokenizer, job.rendered.token_ids, job.text)
+        self._accounting = Accounting(record=record, metrics=services.metrics)
+        self._transfers = TransferLog(
+            record=record,
+            metrics=services.metrics,
+            post=self._inbox.put_nowait,
+            release=partial(_release, services, job.transfer_prefix),
+            is_wan=services.fleet.is_wan,
+            now_s=partial(_since, self._loop, arrived_s),
+        )
+        self._legs = Legs(
+            job=job,
+            fleet=services.fleet,
+            post=self._inbox.put_nowait,
+            note_usage=self._note_usage,
+            note_prefill=self._note_prefill,
+        )
+
+    async def run(self, deliver: Deliver) -> None:
+        """Compute the answer and deliver every piece of it.
+
+        Raises:
+            PddError: If the request ends without a whole answer; what was delivered until then is good.
+        """
+        timeout_s = self._services.config.router.request_timeout_s - self._now_s()
+        self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
+        self._services.metrics.in_flight.inc()
+        try:
+            await self._turn(Planned(plan=self._planning.plan), deliver)
+            while self.machine.outcome is None:
+                await self._turn(await self._inbox.get(), deliver)
+        finally:
+            # Reached with no outcome when the client leaves or cannot be written to.
+            self._perform(self.machine.step(ClientGone()))
+            while not self._inbox.empty():  # a landing that was not yet heard holds a lease
+                self._perform(self.machine.step(self._inbox.get_nowait()))
+            self._finish()
+            self._services.background(self._legs.close())
+        if self._failure is not None:
+            raise error_of(self._failure)
+
+    async def _turn(self, event: Event, deliver: Deliver) -> None:
+        if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
+            self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
+        self._perform(self.machine.step(event))
+        while self._pieces:
+            await deliver(self._pieces.popleft())
+
+    # ---- effects
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        """Do all effects; nothing is awaited, so that none is lost when the client leaves in between."""
+        todo = deque(effects)
+        while todo:
+            todo.extend(self._perform_one(todo.popleft()))
+
+    def _perform_one(self, effect: Effect) -> Sequence[Effect]:
+        match effect:
+            case Emit():
+                return self._emit(effect)
+            case ChooseHandoff():
+                return self._choose_handoff(effect)
+            case StartPrefill():
+                self._start_prefill(effect)
+            case StartDecode():
+                self._decoded_by = effect.engine
+                self._accounting.on_decode(effect, self.machine, self._now_s())
+                self._legs.start_decode(effect, self._sent(effect.position))
+            case StartRound():
+                self._legs.start_round(effect, self._sent(effect.position))
+            case StopLeg():
+                self._legs.stop(effect.leg)
+            case CancelTransfer():
+                self._cancel(effect.attempt, effect.peer)
+            case ReleaseTransfer():
+                _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
+            case Fail():
+                self._failure = effect.failure
+            case _:
+                pass
+        return ()
+
+    def _sent(self, position: int) -> list[int]:
+        return self.machine.tokens[:position]
+
+    def _start_prefill(self, effect: StartPrefill) -> None:
+        self._prefills[effect.attempt] = effect.engine
+        self._targets[effect.attempt] = effect.targets
+        if effect.attempt > 1:
+            self._services.metrics.continuations.inc()
+            log.warning(
+                "request %s: attempt %d on %s from token %d: %s",
+                self._job.request_id,
+                effect.attempt,
+                effect.engine,
+                effect.position,
+                self.machine.failures[-1].message if self.machine.failures else "transfer failed",
+            )
+        if effect.targets:
+            self._services.fleet.engines[effect.engine].agent.listen(
+                self._job.transfer_id(effect.attempt),
+                self._transfers.listener(effect.attempt, effect.engine, effect.targets),
+            )
+        self._legs.start_prefill(
+            effect,
+            self._sent(effect.position),
+            whole_on_main=self.machine.plan.whole_on_main and bool(effect.targets),
+        )
+
+    def _choose_handoff(self, effect: ChooseHandoff) -> Sequence[Effect]:
+        policy, router = self._services.config.policy, self._services.config.router
+        relay = self._services.fleet.engines[effect.relay]
+        decision = decide_handoff(
+            gap_tokens=effect.gap_tokens,
+            relay_load_ratio=relay.view.load_ratio,
+            previous=relay.auto_handoff,
+            params=HandoffParams(
+                forced=router.handoff,
+                one_shot_max_gap_tokens=policy.one_shot_max_gap_tokens,
+                catch_up_gap_tokens=policy.catch_up_gap_tokens,
+                catch_up_max_rounds=policy.catch_up_max_rounds,
+                busy_ratio=policy.busy_ratio,
+                idle_ratio=policy.idle_ratio,
+            ),
+        )
+        relay.auto_handoff = decision.auto_mode
+        log.info("request %s: handoff %s (%s)", self._job.request_id, decision.mode, decision.reason)
+        return self.machine.step(
+            HandoffChosen(
+                mode=decision.mode, stop_gap_tokens=decision.stop_gap_tokens, max_rounds=decision.max_rounds
+            )
+        )
+
+    def _cancel(self, attempt: int, peer: str) -> None:
+        agent = self._services.fleet.engines[self._prefills[attempt]].agent
+        self._services.background(agent.cancel(self._job.transfer_id(attempt), [peer]))
+
+    # ---- tokens
+
+    def _emit(self, effect: Emit) -> Sequence[Effect]:
+        now_s = self._now_s()
+        stop: StopMatch | None = None
+        taken = 0
+        for token in effect.tokens:
+            taken += 1
+            last = taken == len(effect.tokens)
+            stop = self._text.feed(token.id, ends_as_stop_token=last and effect.finish == "stop")
+            if stop is not None:
+                break
+        tokens = effect.tokens[:taken]
+        self._num_tokens += taken
+        self._accounting.on_tokens(now_s, taken, effect.role)
+        finish = effect.finish if stop is None else "stop"
+        self._pieces.append(
+            Piece(
+                text=self._text.take(finished=finish is not None),
+                tokens=tokens,
+                num_tokens=self._num_tokens,
+                finish=finish,
+                stop_reason=effect.stop_reason if stop is None else stop.stop,
+            )
+        )
+        self.record.finish_reason = finish
+        return self.machine.step(StopMatched()) if stop is not None else ()
+
+    # ---- news from engines
+
+    def _note_prefill(self, chunk: GenerateChunk) -> None:
+        if self.machine.attempt == 1 and chunk.usage is not None:
+            self.record.cached_tokens = chunk.usage.cached_tokens or 0
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = chunk.prompt_logprobs
+        attempt = self.machine.attempt
+        if self._targets.get(attempt):
+            timeout_s = self._services.config.router.transfer_timeout_s
+            self._timers.append(self._loop.call_later(timeout_s, self._transfer_timed_out, attempt))
+
+    def _transfer_timed_out(self, attempt: int) -> None:
+        for peer in self._targets[attempt]:
+            if self.machine.transfers.get((attempt, peer)) == "open":
+                self._cancel(attempt, peer)
+                self._inbox.put_nowait(TransferFailed(attempt=attempt, peer=peer, reason="timed_out"))
+
+    def _note_usage(self, role: str, engine: str, usage: WireUsage) -> None:
+        chunk_tokens = self._services.config.kv.chunk_tokens
+        block_tokens = self._services.config.kv.block_size_tokens
+        landed = self._transfers.landed_tokens.get(engine, 0)
+        # vLLM never takes the last token of a prompt from a cache: something must be computed.
+        expected = min(landed, (usage.prompt_tokens - 1) // block_tokens * block_tokens)
+        shortfall = self._accounting.on_usage(role, engine, usage, expected_tokens=expected)
+        if shortfall:
+            log.warning(
+                "request %s: %s computed %d tokens again whose KV had landed (chunks of %d tokens)",
+                self._job.request_id,
+                engine,
+                shortfall,
+                chunk_tokens,
+            )
+
+    # ---- the end
+
+    def _finish(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._transfers.close()
+        self._services.metrics.in_flight.dec()
+        self._learn_caches()
+        self._accounting.on_end(
+            self.machine, failure=self._failure, num_tokens=self._num_tokens, now_s=self._now_s()
+        )
+        record = self.record
+        log.info(
+            "request %s: %s by %s (%s), %d + %d tokens, ttft %s, wan %d bytes",
+            self._job.request_id,
+            record.outcome,
+            record.pipeline,
+            record.reason,
+            record.prompt_tokens,
+            record.output_tokens,
+            f"{record.ttft_s:.3f} s" if record.ttft_s is not None else "none",
+            record.wan_bytes,
+        )
+
+    def _learn_caches(self) -> None:
+        """What landed is there now, and so is the reply where MD decoded it: its tier stores replies too."""
+        engines = self._services.fleet.engines
+        prompt = self._planning.prompt
+        for (_, peer), state in self.machine.transfers.items():
+            if state == "released":
+                engines[peer].belief.add(prompt.keys)
+        if self.machine.outcome == "complete" and self._decoded_by is not None:
+            # The last token was sampled, but its KV was never computed.
+            engines[self._decoded_by].belief.add(prompt.with_reply(self.machine.tokens[:-1]))
+
+    def _now_s(self) -> float:
+        return _since(self._loop, self._arrived_s)
+
+
+# These two know no driver: late news of a transfer must not keep a whole prompt in memory.
+
+
+def _since(loop: asyncio.AbstractEventLoop, arrived_s: float) -> float:
+    return loop.time() - arrived_s
+
+
+def _release(services: Services, transfer_prefix: str, attempt: int, peer: str) -> None:
+    agent = services.fleet.engines[peer].agent
+    services.background(agent.release(transfer_id(transfer_prefix, attempt)))
+
+
+def error_of(failure: Failure) -> PddError:
+    """The error a failure becomes for the client."""
+    if failure.kind == "deadline":
+        return DeadlineError(failure.message)
+    if failure.kind in ("no_prefill_engine", "no_engine_left"):
+        return NoEndpointError(failure.message)
+    return EngineError(failure.status or 502, failure.message, kind=failure.error_type, param=failure.param)

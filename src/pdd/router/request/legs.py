@@ -1,0 +1,189 @@
+"""The engine requests of one answer: each leg is a task that turns an engine's answer into events."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any
+
+from pdd.core.errors import ConnectError, EngineError, PddError, TransportError
+from pdd.router.engines import GenerateChunk, WireUsage
+from pdd.router.fleet import EngineState, Fleet
+from pdd.router.request.events import (
+    Event,
+    Failure,
+    LegFailed,
+    Prefilled,
+    RoundDone,
+    StartDecode,
+    StartPrefill,
+    StartRound,
+    Tokens,
+)
+from pdd.router.request.job import Job
+
+log = logging.getLogger(__name__)
+
+GOOD_ENDS = frozenset({"stop", "length", "repetition"})
+"""Any other finish reason (``abort``, ``error``) is an engine that gave up, never the end of an answer."""
+USAGE_TIMEOUT_S = 1.0
+"""The usage event comes with the last token; an engine that holds it back does not delay the answer."""
+TRANSIENT_STATUS = frozenset({408, 429})
+
+Work = Callable[[EngineState], Coroutine[Any, Any, None]]
+
+
+def failure_of(error: PddError) -> Failure:
+    """The failure as the state machine knows it."""
+    if isinstance(error, EngineError):
+        retryable = error.status >= 500 or error.status in TRANSIENT_STATUS
+        return Failure(
+            kind="engine_error",
+            message=str(error),
+            status=error.status,
+            retryable=retryable,
+            error_type=error.kind,
+            param=error.param,
+        )
+    kind = "engine_lost" if isinstance(error, TransportError) else "engine_garbled"
+    return Failure(kind=kind, message=str(error), status=502)
+
+
+class Legs:
+    """Runs the legs of one answer.
+
+    Args:
+        job: What is asked for.
+        fleet: Where the engines are.
+        post: Takes the events.
+        note_usage: Told what a decode engine says about its prompt: role, engine, usage.
+        note_prefill: Told P's whole answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        fleet: Fleet,
+        post: Callable[[Event], None],
+        note_usage: Callable[[str, str, WireUsage], None],
+        note_prefill: Callable[[GenerateChunk], None],
+    ) -> None:
+        self._job = job
+        self._fleet = fleet
+        self._post = post
+        self._note_usage = note_usage
+        self._note_prefill = note_prefill
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def start_prefill(self, effect: StartPrefill, sent: list[int], *, whole_on_main: bool) -> None:
+        """Begin a prefill leg."""
+        body = self._job.prefill_body(
+            effect.leg,
+            sent,
+            transfer=self._job.transfer_id(effect.attempt),
+            targets=effect.targets,
+            whole_on_main=whole_on_main,
+        )
+        self._start(effect.leg, effect.engine, lambda state: self._prefill(effect.leg, state, body))
+
+    def start_decode(self, effect: StartDecode, sent: list[int]) -> None:
+        """Begin a streaming leg."""
+        body = self._job.decode_body(effect.leg, sent)
+        self._start(effect.leg, effect.engine, lambda state: self._decode(effect, state, body))
+
+    def start_round(self, effect: StartRound, sent: list[int]) -> None:
+        """Begin a catch-up round."""
+        body = self._job.round_body(effect.leg, sent)
+        self._start(effect.leg, effect.engine, lambda state: self._round(effect, state, body))
+
+    def stop(self, leg: int) -> None:
+        """Close the leg's connection, which aborts it in the engine."""
+        if (task := self._tasks.pop(leg, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop all legs and wait until their connections are closed."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, leg: int, engine: str, work: Work) -> None:
+        state = self._fleet.engines[engine]
+        task = asyncio.create_task(self._run(leg, state, work), name=self._job.hop_id(leg))
+        self._tasks[leg] = task
+        task.add_done_callback(lambda done: self._report_bug(leg, done))
+
+    def _report_bug(self, leg: int, task: asyncio.Task[None]) -> None:
+        """An error outside the tree is a bug of ours; the request must end with it, not wait for ever."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("request %s: leg %d failed", self._job.request_id, leg, exc_info=error)
+        message = f"internal error: {type(error).__name__}"
+        failure = Failure(kind="internal", message=message, status=500, retryable=False)
+        self._post(LegFailed(leg=leg, failure=failure))
+
+    async def _run(
+        self, leg: int, state: EngineState, work: Callable[[EngineState], Coroutine[Any, Any, None]]
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_down() -> None:
+            message = f"{state.config.id} does not answer its health check"
+            self._post(LegFailed(leg=leg, failure=Failure(kind="engine_lost", message=message, status=502)))
+            task.cancel()
+
+        with state.occupied(on_down):
+            try:
+                await work(state)
+            except PddError as error:
+                if isinstance(error, ConnectError):
+                    state.suspect()
+                self._post(LegFailed(leg=leg, failure=failure_of(error)))
+            finally:
+                self._tasks.pop(leg, None)
+
+    async def _prefill(self, leg: int, state: EngineState, body: dict[str, Any]) -> None:
+        chunk = await state.client.generate(body, self._job.engine_headers(leg))
+        if not chunk.tokens or chunk.finish not in GOOD_ENDS:
+            raise EngineError(502, f"{state.config.id} ended the prefill with {chunk.finish!r}")
+        self._note_prefill(chunk)
+        self._post(
+            Prefilled(leg=leg, token=chunk.tokens[0], finish=chunk.finish, stop_reason=chunk.stop_reason)
+        )
+
+    async def _round(self, effect: StartRound, state: EngineState, body: dict[str, Any]) -> None:
+        chunk = await state.client.generate(body, self._job.engine_headers(effect.leg))
+        if chunk.finish not in GOOD_ENDS:
+            raise EngineError(502, f"{state.config.id} ended a catch-up round with {chunk.finish!r}")
+        if chunk.usage is not None:
+            self._note_usage("main", effect.engine, chunk.usage)
+        self._post(RoundDone(leg=effect.leg))
+
+    async def _decode(self, effect: StartDecode, state: EngineState, body: dict[str, Any]) -> None:
+        finish: str | None = None
+        async with aclosing(state.client.stream(body, self._job.engine_headers(effect.leg))) as chunks:
+            async for chunk in chunks:
+                if chunk.finish is None:
+                    if chunk.tokens:
+                        self._post(Tokens(leg=effect.leg, tokens=chunk.tokens))
+                    continue
+                finish = chunk.finish
+                if finish not in GOOD_ENDS:
+                    break
+                await self._read_usage(effect, chunks)
+                self._post(
+                    Tokens(leg=effect.leg, tokens=chunk.tokens, finish=finish, stop_reason=chunk.stop_reason)
+                )
+                return
+        raise EngineError(502, f"{state.config.id} ended the stream with {finish!r}")
+
+    async def _read_usage(self, effect: StartDecode, chunks: AsyncIterator[GenerateChunk]) -> None:
+        with suppress(TimeoutError, PddError):
+            async with asyncio.timeout(USAGE_TIMEOUT_S):
+                async for chunk in chunks:
+                    if chunk.usage is not None:
+                        self._note_usage(effect.role, effect.engine, chunk.usage)

@@ -1,0 +1,53 @@
+"""Server-sent events: incremental parsing of what engines send, and framing of what clients get.
+
+Parsing goes by lines over a buffer, never by HTTP chunk: proxies and kernels split and join chunks at will.
+"""
+
+import json
+from typing import Any
+
+from pdd.core.errors import RemoteProtocolError
+
+MAX_LINE_BYTES = 8 * 2**20
+"""Bound on one event; the largest honest ones hold a few hundred log probabilities."""
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class LineBuffer:
+    """Cuts a byte stream into lines, however it arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines completed by ``data``, without their line ends.
+
+        Raises:
+            RemoteProtocolError: If a line grows beyond any honest event.
+        """
+        self._buffer += data
+        if b"\n" not in data:
+            if len(self._buffer) > MAX_LINE_BYTES:
+                raise RemoteProtocolError(f"event line longer than {MAX_LINE_BYTES} bytes")
+            return []
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        return [bytes(line.rstrip(b"\r")) for line in lines]
+
+
+class EventParser:
+    """Turns a byte stream into the ``data`` payloads of its events, one line each as vLLM writes them."""
+
+    def __init__(self) -> None:
+        self._lines = LineBuffer()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads completed by ``data``; comments and other fields are dropped."""
+        return [line[5:].strip() for line in self._lines.feed(data) if line.startswith(b"data:")]
+
+
+def frame(payload: dict[str, Any]) -> bytes:
+    """One event with a JSON payload."""
+    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

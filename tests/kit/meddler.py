@@ -1,0 +1,96 @@
+"""A TCP relay between two agents that can do what lines do: cut, hold, refuse, change bytes."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+Tamper = Callable[[int, int, bytes], bytes]
+"""(connection index, bytes relayed on it so far towards the target, data) -> data."""
+
+
+class Meddler:
+    """Listens on a port of its own; agents dial it in place of ``target``."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.tamper: Tamper | None = None
+        self.refuse: Callable[[int], bool] = lambda _index: False
+        self.num_accepted = 0
+        self.num_forward_bytes = 0
+        self._open = threading.Event()
+        self._open.set()
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._spawn(self._accept)
+
+    def hold(self) -> None:
+        """Bytes arrive, and nothing is passed on."""
+        self._open.clear()
+
+    def let_go(self) -> None:
+        self._open.set()
+
+    def cut(self) -> None:
+        """All connections are reset; new ones can be made."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.let_go()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _spawn(self, run: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=run, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            index = self.num_accepted
+            self.num_accepted += 1
+            if self.refuse(index):
+                near.close()
+                continue
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                near.close()
+                continue
+            with self._lock:
+                self._sockets += [near, far]
+            self._spawn(self._relay, near, far, index)
+            self._spawn(self._relay, far, near, None)
+
+    def _relay(self, source: socket.socket, sink: socket.socket, index: int | None) -> None:
+        num_bytes = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._open.wait()
+                if index is not None:
+                    if self.tamper is not None:
+                        data = self.tamper(index, num_bytes, data)
+                    num_bytes += len(data)
+                    self.num_forward_bytes += len(data)
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        # Each socket is closed by the relay that reads it, when no call is on it any more.
+        source.close()

@@ -1,0 +1,57 @@
+import pytest
+
+from pdd.agent.stats import RateMeter, RoundTrip
+
+MB = 10**6
+
+
+def test_a_rate_needs_enough_bytes() -> None:
+    meter = RateMeter()
+    meter.busy(0.0)
+    meter.acknowledged(1000, is_drained=True, now_s=0.5)
+    assert meter.rate_bytes_per_s is None
+
+
+def test_the_first_window_is_the_rate() -> None:
+    meter = RateMeter()
+    meter.busy(10.0)
+    meter.acknowledged(MB, is_drained=False, now_s=10.05)
+    assert meter.rate_bytes_per_s is None
+    meter.acknowledged(MB, is_drained=False, now_s=10.2)
+    assert meter.rate_bytes_per_s == pytest.approx(10 * MB)
+
+
+def test_the_rate_follows_the_line_within_seconds() -> None:
+    meter = RateMeter()
+    now_s = 0.0
+    meter.busy(now_s)
+    for rate_mb in (100, 10):
+        for _ in range(50):
+            now_s += 0.1
+            meter.acknowledged(rate_mb * MB // 10, is_drained=False, now_s=now_s)
+        assert meter.rate_bytes_per_s == pytest.approx(rate_mb * MB, rel=0.1)
+
+
+def test_idle_time_does_not_count() -> None:
+    meter = RateMeter()
+    meter.busy(0.0)
+    meter.acknowledged(10 * MB, is_drained=True, now_s=1.0)
+    meter.busy(100.0)
+    meter.acknowledged(10 * MB, is_drained=True, now_s=101.0)
+    assert meter.rate_bytes_per_s == pytest.approx(10 * MB)
+    meter.busy(200.0)
+    meter.idle()
+    meter.acknowledged(10 * MB, is_drained=True, now_s=300.0)
+    assert meter.rate_bytes_per_s == pytest.approx(10 * MB)
+
+
+def test_a_round_trip_is_known_after_one_pong() -> None:
+    trip = RoundTrip()
+    nonce = trip.ping()
+    assert trip.num_unanswered == 1
+    trip.pong(nonce + 1)
+    assert trip.rtt_s is None
+    trip.pong(nonce)
+    assert trip.rtt_s is not None
+    assert 0 <= trip.rtt_s < 10
+    assert trip.num_unanswered == 0

@@ -1,0 +1,175 @@
+"""Each policy's decisions and reasons, by table; and what holds for every input."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdd.policy.admission import decide_admission
+from pdd.policy.handoff import HandoffParams, Mode, catch_up_ends, decide_handoff
+from pdd.policy.pipeline import PipelineInput, decide_pipeline, predicted_wan_s
+from pdd.policy.placement import place
+from pdd.policy.relayable import decide_relayable
+from pdd.policy.snapshot import DeltaView, EngineView, LinkView
+
+LINK = LinkView(rate_bytes_per_s=25e6, rtt_s=0.03)
+RELAY = EngineView(id="rld0", healthy=True, running=0, capacity=4)
+
+
+def facts(**changes: Any) -> PipelineInput:
+    """A request that has to be relayed, changed."""
+    values: dict[str, Any] = {
+        "forced": "auto",
+        "not_relayable": None,
+        "link": LINK,
+        "delta": DeltaView(missing_chunks=1000, chunk_bytes=46_000),
+        "relay": RELAY,
+        "main_reachable": True,
+        "second_token_slo_s": 0.5,
+        "max_tokens": 100,
+    }
+    return PipelineInput(**{**values, **changes})
+
+
+FULL = EngineView(id="rld0", healthy=True, running=4, capacity=4)
+SMALL = DeltaView(missing_chunks=1, chunk_bytes=46_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pipeline", "reason"),
+    [
+        ({}, "p-rld-md", "wan_beyond_slo"),
+        ({"delta": SMALL}, "p-md", "wan_within_slo"),
+        (
+            {"link": LinkView(rate_bytes_per_s=25e6, rtt_s=0.03, queued_bytes=10**9), "delta": SMALL},
+            "p-rld-md",
+            "wan_beyond_slo",
+        ),
+        (
+            {"link": LinkView(rate_bytes_per_s=25e6, rtt_s=0.03, up=False), "delta": SMALL},
+            "p-rld-md",
+            "wan_beyond_slo",
+        ),
+        ({"not_relayable": "seed"}, "p-md", "not_relayable"),
+        ({"not_relayable": "seed", "forced": "p-rld-md"}, "p-md", "not_relayable"),
+        ({"forced": "p-md"}, "p-md", "forced"),
+        ({"forced": "p-rld-md", "delta": SMALL}, "p-rld-md", "forced"),
+        ({"relay": None}, "p-md", "no_relay_engine"),
+        ({"relay": None, "forced": "p-rld-md"}, "p-md", "no_relay_engine"),
+        ({"relay": FULL}, "p-md", "relay_full"),
+        ({"main_reachable": False, "delta": SMALL}, "p-rld-md", "no_main_engine"),
+        ({"max_tokens": 1}, "p-md", "nothing_follows"),
+    ],
+)
+def test_pipeline(changes: dict[str, Any], pipeline: str, reason: str) -> None:
+    decision = decide_pipeline(facts(**changes))
+    assert (decision.pipeline, decision.reason) == (pipeline, reason)
+
+
+def test_wan_time_is_the_formula_of_the_page() -> None:
+    delta = DeltaView(missing_chunks=1000, chunk_bytes=46_000)
+    assert predicted_wan_s(LINK, delta) == pytest.approx(1.87)
+
+
+PARAMS = HandoffParams(
+    forced="auto",
+    one_shot_max_gap_tokens=8,
+    catch_up_gap_tokens=4,
+    catch_up_max_rounds=4,
+    busy_ratio=0.75,
+    idle_ratio=0.5,
+)
+
+
+@pytest.mark.parametrize(
+    ("gap", "load", "previous", "mode", "reason"),
+    [
+        (100, 0.0, "one-shot", "catch-up", "relay_idle"),
+        (100, 0.75, "catch-up", "one-shot", "relay_busy"),
+        (100, 0.6, "catch-up", "catch-up", "hysteresis"),
+        (100, 0.6, "one-shot", "one-shot", "hysteresis"),
+        (8, 0.0, "catch-up", "one-shot", "small_gap"),
+        (9, 0.0, "catch-up", "catch-up", "relay_idle"),
+    ],
+)
+def test_handoff(gap: int, load: float, previous: Mode, mode: str, reason: str) -> None:
+    decision = decide_handoff(gap_tokens=gap, relay_load_ratio=load, previous=previous, params=PARAMS)
+    assert (decision.mode, decision.reason) == (mode, reason)
+
+
+def test_a_small_gap_does_not_change_what_automatic_mode_remembers() -> None:
+    decision = decide_handoff(gap_tokens=1, relay_load_ratio=0.6, previous="catch-up", params=PARAMS)
+    assert decision.auto_mode == "catch-up"
+
+
+@given(st.lists(st.floats(0.5, 0.7499)), st.sampled_from(["one-shot", "catch-up"]))
+def test_automatic_mode_never_flaps_between_the_two_ratios(loads: list[float], start: Mode) -> None:
+    mode = start
+    for load in loads:
+        mode = decide_handoff(gap_tokens=99, relay_load_ratio=load, previous=mode, params=PARAMS).auto_mode
+        assert mode == start
+
+
+@given(st.integers(0, 1000), st.integers(0, 20), st.integers(0, 100), st.integers(1, 10))
+def test_catch_up_always_ends(gap: int, rounds: int, stop_gap: int, limit: int) -> None:
+    ends = catch_up_ends(gap_tokens=gap, rounds=rounds, stop_gap_tokens=stop_gap, max_rounds=limit)
+    assert ends == (gap <= stop_gap or rounds >= limit)
+
+
+@given(
+    st.lists(
+        st.builds(
+            EngineView,
+            id=st.text("abc", min_size=1, max_size=3),
+            healthy=st.booleans(),
+            running=st.integers(0, 9),
+            capacity=st.integers(1, 9),
+            kv_ready=st.booleans(),
+        ),
+        unique_by=lambda engine: engine.id,
+    )
+)
+def test_placement_takes_the_least_loaded_and_does_not_depend_on_the_order(engines: list[EngineView]) -> None:
+    order = place(engines).order
+    assert order == place(reversed(engines)).order
+    by_id = {engine.id: engine for engine in engines}
+    assert set(order) == {engine.id for engine in engines if engine.healthy and engine.kv_ready}
+    assert [by_id[e].load_ratio for e in order] == sorted(by_id[e].load_ratio for e in order)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason", "whole"),
+    [
+        ({"temperature": 0.0, "top_p": 0.9, "logit_bias": {"5": 1}}, None, False),
+        ({"repetition_penalty": 1.1}, None, False),
+        ({"temperature": 0, "seed": 7}, None, False),
+        ({"seed": 7}, "seed", True),
+        ({"presence_penalty": 0.5}, "presence_penalty", True),
+        ({"frequency_penalty": -0.5}, "frequency_penalty", True),
+        ({"presence_penalty": 0.0}, None, False),
+        ({"structured_outputs": {"json_object": True}}, "structured_output", True),
+        ({"thinking_token_budget": 5}, "thinking_token_budget", True),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", False),
+    ],
+)
+def test_relayable(params: dict[str, object], reason: str | None, whole: bool) -> None:
+    decision = decide_relayable(params)
+    assert (decision.reason, decision.whole_on_main) == (reason, whole)
+
+
+def test_relayable_by_what_is_not_in_the_sampling_parameters() -> None:
+    assert decide_relayable({}, multimodal=True).reason == "multimodal"
+    assert decide_relayable({}, echo=True).reason == "echo"
+    assert decide_relayable({}, multi_token_bad_words=True).reason == "bad_words"
+    assert decide_relayable({}).relayable
+
+
+@pytest.mark.parametrize(
+    ("prefills", "relays", "mains", "reason"),
+    [(0, 1, 1, "no_prefill_engine"), (1, 0, 0, "no_decode_engine"), (1, 1, 0, "ok"), (1, 0, 1, "ok")],
+)
+def test_admission(prefills: int, relays: int, mains: int, reason: str) -> None:
+    decision = decide_admission(prefills=prefills, relays=relays, mains=mains)
+    assert decision.reason == reason
+    assert decision.admitted == (reason == "ok")

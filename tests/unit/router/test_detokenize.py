@@ -1,0 +1,81 @@
+"""Text from token IDs: split characters, stop strings held back, stop tokens left out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.tokenizer import EOS, byte_tokenizer
+
+from pdd.router.detokenize import Detokenizer, TextOptions
+
+TOKENIZER = byte_tokenizer()
+
+
+def run(text: str, *, prompt: str = "", **options: object) -> tuple[list[str], str | None]:
+    """The deltas a stream would give for a text, and the stop that ended it."""
+    detokenizer = Detokenizer(TOKENIZER, TOKENIZER.encode(prompt).ids, TextOptions(**options))  # type: ignore[arg-type]
+    deltas: list[str] = []
+    for token in TOKENIZER.encode(text).ids:
+        stop = detokenizer.feed(token)
+        deltas.append(detokenizer.take(finished=stop is not None))
+        if stop is not None:
+            return deltas, stop.stop
+    deltas.append(detokenizer.take(finished=True))
+    return deltas, None
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_text_comes_back_whole(prompt: str, text: str) -> None:
+    assert "".join(run(text, prompt=prompt)[0]) == text
+
+
+def test_no_part_of_a_character_is_ever_given() -> None:
+    deltas, _ = run("a😀é")
+    assert [delta for delta in deltas if delta] == ["a", "😀", "é"]
+
+
+def test_a_stop_string_is_cut_off_and_never_shown_in_part() -> None:
+    deltas, stop = run("one two END three", stop=("END",))
+    assert ("".join(deltas), stop) == ("one two ", "END")
+    assert not any("E" in delta for delta in deltas)
+
+
+def test_a_stop_string_is_kept_where_asked_for() -> None:
+    deltas, stop = run("one END two", stop=("END",), include_stop=True)
+    assert ("".join(deltas), stop) == ("one END", "END")
+
+
+def test_what_only_began_like_a_stop_string_is_given_in_the_end() -> None:
+    deltas, stop = run("one EN", stop=("END",))
+    assert ("".join(deltas), stop) == ("one EN", None)
+
+
+def test_the_stop_that_completes_first_counts() -> None:
+    _, stop = run("abcd", stop=("bcd", "bc"))
+    assert stop == "bc"
+
+
+def test_stops_do_not_count_before_min_tokens() -> None:
+    deltas, stop = run("aXbXc", stop=("X",), min_tokens=3)
+    assert ("".join(deltas), stop) == ("aXb", "X")
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, f"a{EOS}b")])
+def test_special_tokens(skip: bool, text: str) -> None:
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions(skip_special_tokens=skip))
+    for token in TOKENIZER.encode(f"a{EOS}b").ids:
+        detokenizer.feed(token)
+    assert detokenizer.take(finished=True) == text
+
+
+def test_the_token_that_ended_the_answer_is_no_text() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions(skip_special_tokens=False))
+    detokenizer.feed(TOKENIZER.encode("a").ids[0])
+    detokenizer.feed(TOKENIZER.encode(".").ids[0], ends_as_stop_token=True)
+    assert detokenizer.take(finished=True) == "a"
+
+
+def test_an_invalid_token_id_is_no_text_and_no_error() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions())
+    detokenizer.feed(-1)
+    detokenizer.feed(TOKENIZER.encode("a").ids[0])
+    assert detokenizer.take(finished=True) == "a"

@@ -1,0 +1,407 @@
+"""The request state machine: its paths by example, and its invariants under every order of events."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdd.router.request.events import (
+    CancelTransfer,
+    ChooseHandoff,
+    ClientGone,
+    Complete,
+    DeadlinePassed,
+    Effect,
+    Emit,
+    Event,
+    Fail,
+    Failure,
+    HandoffChosen,
+    Landed,
+    LegFailed,
+    Plan,
+    Planned,
+    Prefilled,
+    ReleaseTransfer,
+    RoundDone,
+    StartDecode,
+    StartPrefill,
+    StartRound,
+    StopLeg,
+    StopMatched,
+    Token,
+    Tokens,
+    TransferFailed,
+)
+from pdd.router.request.machine import MAX_ATTEMPTS, Phase, RequestMachine
+
+LOST = Failure(kind="engine_lost", message="gone", status=502)
+
+
+def plan(**changes: object) -> Plan:
+    """A relayed plan over one engine of each role."""
+    values: dict[str, object] = {
+        "pipeline": "p-rld-md",
+        "prefills": ("p0",),
+        "relays": ("rld0",),
+        "mains": ("md0",),
+        "max_tokens": 10,
+    }
+    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def begun(the_plan: Plan) -> tuple[RequestMachine, StartPrefill]:
+    """A machine that waits for P."""
+    machine = RequestMachine()
+    effects = machine.step(Planned(plan=the_plan))
+    assert isinstance(effects[-1], StartPrefill)
+    return machine, effects[-1]
+
+
+def only(effects: list[Effect], kind: type) -> list[Effect]:
+    """The effects of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def tokens_of(leg: int, *ids: int, finish: str | None = None) -> Tokens:
+    """A delivery of a leg."""
+    return Tokens(leg=leg, tokens=tuple(Token(id=i) for i in ids), finish=finish)
+
+
+def relaying(the_plan: Plan) -> tuple[RequestMachine, StartDecode]:
+    """A machine whose relay has begun after token 0."""
+    machine, prefill = begun(the_plan)
+    machine.step(Landed(attempt=1, peer="rld0"))
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    (decode,) = only(effects, StartDecode)
+    assert isinstance(decode, StartDecode)
+    return machine, decode
+
+
+def test_p_md_waits_for_main_and_decodes_there() -> None:
+    machine, prefill = begun(plan(pipeline="p-md"))
+    assert prefill.targets == ("md0",)
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=7), finish="length"))
+    assert [type(e) for e in effects] == [Emit]
+    assert machine.phase is Phase.WAITING_MAIN
+    (decode,) = machine.step(Landed(attempt=1, peer="md0"))
+    assert decode == StartDecode(leg=2, engine="md0", position=1, role="main", landed=True)
+    effects = machine.step(tokens_of(2, 8))
+    assert ReleaseTransfer(attempt=1, peer="md0") in effects
+    effects = machine.step(tokens_of(2, 9, finish="stop"))
+    assert effects[-1] == Complete(finish="stop")
+    assert machine.tokens == [7, 8, 9]
+
+
+def test_one_shot_stops_the_relay_and_joins_at_the_exact_position() -> None:
+    machine, relay = relaying(plan())
+    machine.step(tokens_of(relay.leg, 1, 2))
+    assert machine.step(Landed(attempt=1, peer="md0")) == [ChooseHandoff(relay="rld0", gap_tokens=3)]
+    effects = machine.step(HandoffChosen(mode="one-shot", stop_gap_tokens=4, max_rounds=4))
+    assert StopLeg(leg=relay.leg) in effects
+    (join,) = only(effects, StartDecode)
+    assert isinstance(join, StartDecode)
+    assert (join.position, join.engine) == (3, "md0")
+    assert machine.step(tokens_of(relay.leg, 99)) == []  # what the relay still said is not heard
+    machine.step(tokens_of(join.leg, 3))
+    assert machine.tokens == [0, 1, 2, 3]
+    assert machine.eager_tokens == 2
+
+
+def test_catch_up_sends_rounds_until_the_gap_is_small() -> None:
+    machine, relay = relaying(plan(max_tokens=100))
+    machine.step(tokens_of(relay.leg, *range(1, 20)))
+    machine.step(Landed(attempt=1, peer="md0"))
+    (first,) = machine.step(HandoffChosen(mode="catch-up", stop_gap_tokens=2, max_rounds=9))
+    assert isinstance(first, StartRound)
+    assert first.position == 20
+    machine.step(tokens_of(relay.leg, 20, 21, 22))
+    (second,) = machine.step(RoundDone(leg=first.leg))
+    assert isinstance(second, StartRound)
+    assert second.position == 23
+    machine.step(tokens_of(relay.leg, 23))
+    effects = machine.step(RoundDone(leg=second.leg))
+    (join,) = only(effects, StartDecode)
+    assert join.position == 24  # type: ignore[union-attr]
+    assert machine.handoff_rounds == 2
+
+
+def test_catch_up_ends_at_the_round_limit() -> None:
+    machine, relay = relaying(plan(max_tokens=100))
+    machine.step(Landed(attempt=1, peer="md0"))
+    (effect,) = machine.step(HandoffChosen(mode="catch-up", stop_gap_tokens=0, max_rounds=3))
+    for _ in range(3):
+        assert isinstance(effect, StartRound)
+        machine.step(tokens_of(relay.leg, 1))
+        effects = machine.step(RoundDone(leg=effect.leg))
+        effect = effects[-1]
+    assert isinstance(effect, StartDecode)
+
+
+def test_main_landing_first_makes_the_relay_needless() -> None:
+    machine, prefill = begun(plan())
+    machine.step(Landed(attempt=1, peer="md0"))
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    assert CancelTransfer(attempt=1, peer="rld0") in effects
+    assert effects[-1] == StartDecode(leg=2, engine="md0", position=1, role="main", landed=True)
+
+
+def test_eos_as_first_token_needs_no_decode_engine() -> None:
+    machine, prefill = begun(plan())
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="stop"))
+    assert only(effects, CancelTransfer) == [
+        CancelTransfer(attempt=1, peer="rld0"),
+        CancelTransfer(attempt=1, peer="md0"),
+    ]
+    assert only(effects, StartDecode) == []
+    assert effects[-1] == Complete(finish="stop")
+
+
+def test_one_token_orders_no_transfer() -> None:
+    machine, prefill = begun(plan(max_tokens=1, whole_on_main=True))
+    assert prefill.targets == ()
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    assert effects[-1] == Complete(finish="length")
+
+
+def test_relay_that_finishes_before_landing_cancels_the_wan() -> None:
+    machine, relay = relaying(plan())
+    effects = machine.step(tokens_of(relay.leg, 1, finish="stop"))
+    assert CancelTransfer(attempt=1, peer="md0") in effects
+    assert machine.outcome == "complete"
+
+
+def test_lease_of_a_late_landing_is_released() -> None:
+    machine, relay = relaying(plan())
+    machine.step(tokens_of(relay.leg, 1, finish="stop"))
+    assert machine.step(Landed(attempt=1, peer="md0")) == [ReleaseTransfer(attempt=1, peer="md0")]
+
+
+def test_relay_lost_before_handoff_waits_for_main() -> None:
+    machine, relay = relaying(plan())
+    machine.step(tokens_of(relay.leg, 1))
+    assert machine.step(LegFailed(leg=relay.leg, failure=LOST)) == []
+    assert machine.phase is Phase.WAITING_MAIN
+    (join,) = machine.step(Landed(attempt=1, peer="md0"))
+    assert isinstance(join, StartDecode)
+    assert join.position == 2
+
+
+def test_wan_lost_lets_the_relay_go_on_to_the_end() -> None:
+    machine, relay = relaying(plan(max_tokens=3))
+    assert machine.step(TransferFailed(attempt=1, peer="md0", reason="peer_down")) == []
+    effects = machine.step(tokens_of(relay.leg, 1, 2))
+    assert effects[-1] == Complete(finish="length")
+
+
+def test_main_lost_while_catching_up_lets_the_relay_go_on() -> None:
+    machine, relay = relaying(plan())
+    machine.step(Landed(attempt=1, peer="md0"))
+    (effect,) = machine.step(HandoffChosen(mode="catch-up", stop_gap_tokens=0, max_rounds=3))
+    assert isinstance(effect, StartRound)
+    effects = machine.step(LegFailed(leg=effect.leg, failure=LOST))
+    assert effects == [ReleaseTransfer(attempt=1, peer="md0")]
+    assert machine.phase is Phase.RELAYING
+    machine.step(tokens_of(relay.leg, 1))
+    assert machine.tokens == [0, 1]
+
+
+def test_main_lost_after_handoff_continues_from_the_last_token() -> None:
+    machine, prefill = begun(plan(pipeline="p-md", mains=("md0", "md1")))
+    machine.step(Landed(attempt=1, peer="md0"))
+    machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    machine.step(tokens_of(2, 1, 2))
+    (again,) = machine.step(LegFailed(leg=2, failure=LOST))
+    assert again == StartPrefill(leg=3, attempt=2, engine="p0", position=3, targets=("rld0", "md1"))
+    machine.step(Prefilled(leg=3, token=Token(id=3), finish="length"))
+    assert machine.tokens == [0, 1, 2, 3]
+    assert machine.step(Landed(attempt=1, peer="md1")) == []  # news of another attempt
+    (relay,) = machine.step(Landed(attempt=2, peer="rld0"))
+    assert isinstance(relay, StartDecode)
+    assert relay.position == 4
+
+
+def test_an_answer_bound_to_one_engine_is_not_continued_by_another() -> None:
+    machine, prefill = begun(plan(pipeline="p-md", relays=(), whole_on_main=True, mains=("md0", "md1")))
+    assert machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length")) == []
+    (start,) = machine.step(Landed(attempt=1, peer="md0"))
+    assert isinstance(start, StartDecode)
+    assert start.position == 0
+    machine.step(tokens_of(start.leg, 1))
+    effects = machine.step(LegFailed(leg=start.leg, failure=LOST))
+    assert isinstance(effects[-1], Fail)
+    assert effects[-1].failure.kind == "not_resumable"
+
+
+def test_what_the_client_got_wrong_is_not_tried_again() -> None:
+    machine, prefill = begun(plan(prefills=("p0", "p1")))
+    wrong = Failure(kind="engine_error", message="no", status=400, retryable=False)
+    effects = machine.step(LegFailed(leg=prefill.leg, failure=wrong))
+    assert effects[-1] == Fail(failure=wrong)
+
+
+def test_another_prefill_engine_is_tried_and_decode_engines_never_prefill_instead() -> None:
+    machine, prefill = begun(plan(prefills=("p0", "p1")))
+    effects = machine.step(LegFailed(leg=prefill.leg, failure=LOST))
+    (again,) = only(effects, StartPrefill)
+    assert again.engine == "p1"  # type: ignore[union-attr]
+    effects = machine.step(LegFailed(leg=again.leg, failure=LOST))  # type: ignore[union-attr]
+    assert effects[-1] == Fail(failure=LOST)
+    assert only(effects, StartDecode) == []
+
+
+# ---- every order of events
+
+
+@dataclass
+class World:
+    """Answers a machine's effects in an order Hypothesis picks, and checks what a client would see."""
+
+    machine: RequestMachine = field(default_factory=RequestMachine)
+    open_legs: dict[int, Effect] = field(default_factory=dict)
+    transfers: dict[tuple[int, str], str] = field(default_factory=dict)
+    given: list[int] = field(default_factory=list)
+    ends: list[Effect] = field(default_factory=list)
+    speaking: dict[int, int] = field(default_factory=dict)
+
+    def feed(self, event: Event) -> None:
+        """Step, take the effects, check."""
+        todo = self.machine.step(event)
+        for effect in todo:
+            self.take(effect)
+        self.machine.check_invariants()
+        assert len(self.ends) <= 1
+        assert self.given == list(range(len(self.given))), "positions come once each, in order"
+        assert self.given == self.machine.tokens
+
+    def take(self, effect: Effect) -> None:
+        """Do one effect in the world."""
+        match effect:
+            case StartPrefill():
+                self.open_legs[effect.leg] = effect
+                for peer in effect.targets:
+                    self.transfers[effect.attempt, peer] = "open"
+                assert effect.position == len(self.given)
+            case StartDecode():
+                self.open_legs[effect.leg] = effect
+                self.speaking[effect.leg] = effect.position
+            case StartRound():
+                self.open_legs[effect.leg] = effect
+                assert effect.position <= len(self.machine.tokens)
+            case StopLeg():
+                del self.open_legs[effect.leg]
+            case CancelTransfer():
+                assert self.transfers[effect.attempt, effect.peer] == "open"
+                self.transfers[effect.attempt, effect.peer] = "cancelling"
+            case ReleaseTransfer():
+                assert self.transfers[effect.attempt, effect.peer] in ("landed", "landed late")
+                self.transfers[effect.attempt, effect.peer] = "released"
+            case Emit():
+                assert effect.position == len(self.given)
+                self.given.extend(token.id for token in effect.tokens)
+            case Complete() | Fail():
+                self.ends.append(effect)
+            case ChooseHandoff():
+                pass
+
+    def possible(self) -> list[str]:
+        """What may happen next."""
+        names = [f"leg {leg}" for leg in self.open_legs]
+        names += [
+            f"transfer {a} {p}" for (a, p), state in self.transfers.items() if state in ("open", "cancelling")
+        ]
+        return names
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans over up to two engines of each role."""
+    relays = draw(st.sampled_from([(), ("rld0",), ("rld0", "rld1")]))
+    mains = draw(
+        st.sampled_from([("md0",), ("md0", "md1")] if not relays else [(), ("md0",), ("md0", "md1")])
+    )
+    whole = draw(st.booleans()) if not relays else False
+    return plan(
+        pipeline=draw(st.sampled_from(["p-md", "p-rld-md"])),
+        prefills=draw(st.sampled_from([("p0",), ("p0", "p1")])),
+        relays=relays,
+        mains=mains,
+        max_tokens=draw(st.integers(1, 12)),
+        whole_on_main=whole,
+    )
+
+
+def answer_leg(draw: st.DrawFn, world: World, leg: int) -> Event:
+    """One thing an engine request may do."""
+    effect = world.open_legs[leg]
+    if draw(st.integers(0, 5)) == 0:
+        del world.open_legs[leg]
+        return LegFailed(leg=leg, failure=LOST)
+    if isinstance(effect, StartPrefill):
+        del world.open_legs[leg]
+        finish = draw(st.sampled_from(["length", "length", "stop"]))
+        return Prefilled(leg=leg, token=Token(id=effect.position), finish=finish)
+    if isinstance(effect, StartRound):
+        del world.open_legs[leg]
+        return RoundDone(leg=leg)
+    position = world.speaking[leg]
+    count = draw(st.integers(1, 3))
+    world.speaking[leg] = position + count
+    finish = draw(st.sampled_from([None, None, None, None, "stop"]))
+    if finish:
+        del world.open_legs[leg]
+    return tokens_of(leg, *range(position, position + count), finish=finish)
+
+
+def answer_transfer(draw: st.DrawFn, world: World, key: tuple[int, str]) -> Event:
+    """One way a transfer may end."""
+    late = world.transfers[key] == "cancelling"
+    if draw(st.integers(0, 3)) == 0:
+        world.transfers[key] = "failed"
+        return TransferFailed(attempt=key[0], peer=key[1], reason="peer_down")
+    world.transfers[key] = "landed late" if late else "landed"
+    return Landed(attempt=key[0], peer=key[1])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), plans())
+def test_every_order_of_events_ends_once_with_each_token_once(data: st.DataObject, the_plan: Plan) -> None:
+    draw = data.draw
+    world = World()
+    world.feed(Planned(plan=the_plan))
+    for _ in range(120):
+        if world.machine.outcome is not None:
+            break
+        names = world.possible()
+        assert names, "an open request waits for something that will happen"
+        name = draw(st.sampled_from([*names, *names, "client", "deadline", "stop", "handoff"]))
+        match name.split():
+            case ["leg", leg]:
+                world.feed(answer_leg(draw, world, int(leg)))
+            case ["transfer", attempt, peer]:
+                world.feed(answer_transfer(draw, world, (int(attempt), peer)))
+            case ["handoff"]:
+                pass
+            case [other] if draw(st.integers(0, 30)) == 0:
+                rare = {"client": ClientGone(), "deadline": DeadlinePassed(), "stop": StopMatched()}
+                world.feed(rare[other])
+        if (
+            world.machine.phase is Phase.RELAYING
+            and world.transfers.get((world.machine.attempt, str(world.machine.main))) == "landed"
+        ):
+            mode = draw(st.sampled_from(["one-shot", "catch-up"]))
+            world.feed(HandoffChosen(mode=mode, stop_gap_tokens=draw(st.integers(0, 3)), max_rounds=3))
+    settle(world)
+
+
+def settle(world: World) -> None:
+    """After the end nothing is left: no leg, and every lease of a late landing is released."""
+    if world.machine.outcome is None:
+        world.feed(ClientGone())
+    assert world.machine.attempt <= MAX_ATTEMPTS + 1
+    for key, state in list(world.transfers.items()):
+        if state == "cancelling":
+            world.transfers[key] = "landed late"
+            world.feed(Landed(attempt=key[0], peer=key[1]))
+    assert not world.open_legs
+    assert not {"landed", "landed late", "open"} & set(world.transfers.values())
