@@ -217,7 +217,8 @@ class Line:
         self._wake_s = inf
         self._advance(self._kernel.now_s)
         moving = self._moving
-        mark = self._mark + 1e-6 + self._mark * 1e-15  # a millionth of a byte: the rounding of a long run
+        # What rounding of the clock and of a long sum may leave: without it a flow could wake for ever at one instant.
+        mark = self._mark * (1 + 1e-15) + self._rate * self._kernel.now_s * 2e-15 + 1e-9
         done = []
         while moving and (moving[0][2].state != MOVING or moving[0][0] <= mark):
             flow = heappop(moving)[2]
