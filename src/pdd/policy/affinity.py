@@ -1,11 +1,12 @@
 """Which engine of a role takes a request when some already hold part of its prompt.
 
 Formula:
-    ``cost_s = wait_s + work_s``: how long until the engine gets to the request, and what its missing part costs there
-    (prefill time on P, transfer time to MD). Cheapest first, ties by id.
+    ``cost_s = wait_s + work_s``: how long until the engine gets to the request, and what its missing part
+    costs there (prefill time on P, transfer time to MD). Cheapest first, ties by id.
 
 Example:
-    The engine that served the previous turn waits 2 s and lacks 0.1 s of work; an idle one lacks 1.5 s: the idle one.
+    The engine that served the previous turn waits 2 s and lacks 0.1 s of work; an idle one lacks 1.5 s: the
+    idle one.
 """
 
 from collections.abc import Iterable

@@ -4,7 +4,8 @@ Formula:
     ``outlier = predicted_output_tokens / relay_tokens_per_s < predicted_wan_s``
 
 Example:
-    300 tokens at 40 a second take 7.5 s on RLD; if the WAN time is 9 s, the transfer is held and probably never sent.
+    300 tokens at 40 a second take 7.5 s on RLD; if the WAN time is 9 s, the transfer is held and probably
+    never sent.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ class OutlierDecision:
     wan_s: float
 
 
-def decide_outlier(*, output_bound_tokens: float, relay_tokens_per_s: float, predicted_wan_s: float) -> OutlierDecision:
+def decide_outlier(
+    *, output_bound_tokens: float, relay_tokens_per_s: float, predicted_wan_s: float
+) -> OutlierDecision:
     """Holds a transfer that would land after its request ended.
 
     Args:

@@ -1,7 +1,8 @@
 """How much WAN time is tolerated without a relay, adapted to the relays' load and the line.
 
-The plain rule relays whatever would miss the second-token SLO. That fills the relays just when the line is slow. The
-adaptive rule raises the tolerated time as the relays fill, so that the last free slots go to the longest transfers.
+The plain rule relays whatever would miss the second-token SLO. That fills the relays just when the line is
+slow. The adaptive rule raises the tolerated time as the relays fill, so that the last free slots go to the
+longest transfers.
 
 Formula:
     ``threshold_s = slo_s * (1 + stretch_ratio * max(0, load - relaxed) / (1 - relaxed))``
@@ -26,7 +27,9 @@ class RelayThresholdParams:
     relaxed_load_ratio: float = 0.5
 
 
-def relay_threshold_s(*, second_token_slo_s: float, relay_load_ratio: float, params: RelayThresholdParams) -> float:
+def relay_threshold_s(
+    *, second_token_slo_s: float, relay_load_ratio: float, params: RelayThresholdParams
+) -> float:
     """The WAN time up to which a request goes without a relay."""
     if params.stretch_ratio <= 0:
         return second_token_slo_s

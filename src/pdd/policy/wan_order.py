@@ -1,15 +1,17 @@
 """In which order transfers use the line between the sites.
 
-A transfer is *masked* while a relay decodes for its request: nobody waits for it. Unmasked ones (P-MD) hold a client up.
+A transfer is *masked* while a relay decodes for its request: nobody waits for it. Unmasked ones (P-MD) hold
+a client up.
 
 Formula:
-    ``rank_s = enqueued_s + patience_ratio * transfer_s + (masked_grace_s if masked else 0)``; the lowest rank goes first.
-    Short transfers overtake long ones, unmasked overtake masked, and nothing starves: a transfer is overtaken only by
-    those that come within ``patience_ratio`` times its own length (plus the grace) after it.
+    ``rank_s = enqueued_s + patience_ratio * transfer_s + (masked_grace_s if masked else 0)``; the lowest
+    rank goes first. Short transfers overtake long ones, unmasked overtake masked, and nothing starves: a
+    transfer is overtaken only by those that come within ``patience_ratio`` times its own length (plus the
+    grace) after it.
 
 Example:
-    A masked transfer of 2 s that came at 10 s, patience 10, grace 5 s, has rank 35; an unmasked one of 0.1 s that comes
-    at 30 s has rank 31 and goes first; one that comes at 35 s does not.
+    A masked transfer of 2 s that came at 10 s, patience 10, grace 5 s, has rank 35; an unmasked one of 0.1
+    s that comes at 30 s has rank 31 and goes first; one that comes at 35 s does not.
 """
 
 from dataclasses import dataclass

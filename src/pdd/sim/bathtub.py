@@ -1,10 +1,12 @@
-"""The hit-rate bathtub: revenue per prefill-second against hit rate, with tail chunks, and how to leave its valley.
+"""The hit-rate bathtub: revenue per prefill-second against hit rate, with tail chunks, and how to leave its
+valley.
 
 Owns the closed form and the chunk-level curve.
 
 Source:
-    Shape after Guz et al., "Many-core vs many-thread machines: stay away from the valley", IEEE CAL 2009; revenue
-    ((1 - h) + d h) / T(h), T(h) = (1 - h)(1 + b (1 + h)) + e. Tail chunks: Sarathi-Serve (arXiv 2403.02310).
+    Shape after Guz et al., "Many-core vs many-thread machines: stay away from the valley", IEEE CAL 2009;
+    revenue ((1 - h) + d h) / T(h), T(h) = (1 - h)(1 + b (1 + h)) + e. Tail chunks: Sarathi-Serve (arXiv
+    2403.02310).
 """
 
 from dataclasses import dataclass
@@ -41,7 +43,9 @@ def closed_form_revenue(hit_ratio: float, *, discount: float, attention_ratio: f
 def bathtub(model: RoleModel, *, prompt_tokens: int, discount: float, steps: int = 200) -> list[BathtubPoint]:
     """The curve from hit 0 to just below 1 for one prompt length."""
     if not 0 <= discount <= 1:
-        raise ConfigurationError(f"the price of a cached token is {discount:g} of a missed one; expected between 0 and 1")
+        raise ConfigurationError(
+            f"the price of a cached token is {discount:g} of a missed one; expected between 0 and 1"
+        )
     chunk = model.section.chunk_tokens
     points = []
     for step in range(steps):
@@ -111,7 +115,9 @@ def find_valley(points: list[BathtubPoint]) -> Valley:
     revenue = [point.revenue for point in points]
     lowest = min(range(len(points)), key=lambda index: (revenue[index], index))
     start = revenue[0]
-    leaves = next((points[index].hit_ratio for index in range(lowest, len(points)) if revenue[index] >= start), None)
+    leaves = next(
+        (points[index].hit_ratio for index in range(lowest, len(points)) if revenue[index] >= start), None
+    )
     is_tub = 0 < lowest < len(points) - 1 and max(revenue[lowest:]) > revenue[lowest] * (1 + DIP)
     merge_gain = points[lowest].merged_revenue / points[lowest].revenue - 1
     return Valley(
@@ -139,8 +145,16 @@ def _dips(points: list[BathtubPoint]) -> tuple[float, ...]:
 def _advice(lowest: float, leaves: float | None, is_tub: bool, merge_gain: float) -> str:
     if not is_tub:
         return (
-            f"No valley: at this price of cached tokens revenue per engine-second falls all the way to hit {lowest:.0%}. "
+            f"No valley: at this price of cached tokens revenue per engine-second falls all the way to "
+            f"hit {lowest:.0%}. "
             f"Charge more for cached tokens, or merge tail chunks ({merge_gain:+.0%} there)."
         )
-    climb = f"get past hit {leaves:.0%} with more cache" if leaves is not None else "no hit rate earns as much as none; raise the price of cached tokens"
-    return f"Lowest at hit {lowest:.0%}: {climb}; merging tail chunks across requests brings {merge_gain:+.0%} at the bottom."
+    climb = (
+        f"get past hit {leaves:.0%} with more cache"
+        if leaves is not None
+        else "no hit rate earns as much as none; raise the price of cached tokens"
+    )
+    return (
+        f"Lowest at hit {lowest:.0%}: {climb}; merging tail chunks across requests brings "
+        f"{merge_gain:+.0%} at the bottom."
+    )

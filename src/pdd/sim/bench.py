@@ -14,11 +14,14 @@ from pdd.sim.simulate import load_workload
 from pdd.sim.workload.stream import build_paths
 
 
-def bench_sizes(scenario: Scenario, sizes: tuple[int, ...], *, on_result: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-    """Times of growing runs; the summary holds the largest, and the exponent of growth from the first to the last.
+def bench_sizes(
+    scenario: Scenario, sizes: tuple[int, ...], *, on_result: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Times of growing runs; the summary holds the largest, and the exponent of growth from the first to
+    the last.
 
-    Times are of generating the workload, building its prefix tree and the run itself, on one core. ``cpu_s`` is what
-    this process used: on a busy machine it is the steadier figure.
+    Times are of generating the workload, building its prefix tree and the run itself, on one core.
+    ``cpu_s`` is what this process used: on a busy machine it is the steadier figure.
     """
     results = []
     for size in sizes:
@@ -28,7 +31,9 @@ def bench_sizes(scenario: Scenario, sizes: tuple[int, ...], *, on_result: Callab
             on_result(result)
     first, last = results[0], results[-1]
     exponent = (
-        log(last["cpu_s"] / first["cpu_s"]) / log(last["requests"] / first["requests"]) if last["requests"] > first["requests"] else 1.0
+        log(last["cpu_s"] / first["cpu_s"]) / log(last["requests"] / first["requests"])
+        if last["requests"] > first["requests"]
+        else 1.0
     )
     return {**last, "growth_exponent": exponent, "sizes": [result["requests"] for result in results]}
 
@@ -46,7 +51,9 @@ def _one(scenario: Scenario, size: int) -> dict[str, Any]:
     return {
         "requests": len(work),
         "engines": sum(
-            role.engines for role in (scenario.fleet.prefill, scenario.fleet.relay, scenario.fleet.main) if role is not None
+            role.engines
+            for role in (scenario.fleet.prefill, scenario.fleet.relay, scenario.fleet.main)
+            if role is not None
         ),
         "events": totals.events,
         "wall_s": wall_s,

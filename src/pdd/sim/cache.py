@@ -1,8 +1,8 @@
 """Prefix caches with capacity: the radix tree of a whole workload, and least-recently-used caches over it.
 
-Owns what is cached where. A workload is known in advance, so its radix tree is built once and shared by all caches; a
-cache is then a map from segment to how far it is held, and a request touches a handful of segments instead of a
-thousand blocks.
+Owns what is cached where. A workload is known in advance, so its radix tree is built once and shared by all
+caches; a cache is then a map from segment to how far it is held, and a request touches a handful of
+segments instead of a thousand blocks.
 """
 
 from collections import OrderedDict
@@ -14,11 +14,20 @@ ROOT = -1
 class PrefixTree:
     """All prompts of a workload as segments between fork points.
 
-    A *path* is ``(segment, end_block)``: all blocks from the root down to ``end_block`` inside that segment. Rows extend
-    earlier rows: ``add(parent_path, shared_blocks, blocks)`` returns a branch position which ``freeze`` turns into paths.
+    A *path* is ``(segment, end_block)``: all blocks from the root down to ``end_block`` inside that
+    segment. Rows extend earlier rows: ``add(parent_path, shared_blocks, blocks)`` returns a branch position
+    which ``freeze`` turns into paths.
     """
 
-    __slots__ = ("_branch_end", "_branch_parent", "_branch_start", "_forks", "_segments_of", "parent", "start")
+    __slots__ = (
+        "_branch_end",
+        "_branch_parent",
+        "_branch_start",
+        "_forks",
+        "_segments_of",
+        "parent",
+        "start",
+    )
 
     def __init__(self) -> None:
         self._branch_parent: list[int] = []
@@ -30,7 +39,9 @@ class PrefixTree:
         self.start: list[int] = []
 
     def add(self, branch: int, at_block: int, blocks: int) -> int:
-        """The branch that holds a path of ``blocks`` which leaves ``branch`` after ``at_block`` (ROOT: a fresh one)."""
+        """The branch that holds a path of ``blocks`` which leaves ``branch`` after ``at_block`` (ROOT: a
+        fresh one).
+        """
         starts, parents = self._branch_start, self._branch_parent
         while branch != ROOT and starts[branch] >= at_block:
             branch = parents[branch]
@@ -78,8 +89,9 @@ class PrefixTree:
 class PrefixCache:
     """Blocks one engine (or pool) holds, least recently used and deepest evicted first.
 
-    Since a path is always touched as a whole, no segment is more recent than the one above it: a held segment implies
-    that everything above it is held, so a lookup climbs from the leaf and stops at the first segment it finds.
+    Since a path is always touched as a whole, no segment is more recent than the one above it: a held
+    segment implies that everything above it is held, so a lookup climbs from the leaf and stops at the
+    first segment it finds.
     """
 
     __slots__ = ("_held", "_parent", "_start", "capacity_blocks", "evicted_blocks", "used_blocks")

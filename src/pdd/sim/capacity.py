@@ -49,9 +49,14 @@ STEP_RATIO = 1.04
 
 
 def find_capacity(
-    parts: Parts, *, guess_rps: float, workloads: WorkloadCache, on_run: Callable[[float], None] | None = None, max_runs: int = 12
+    parts: Parts,
+    *,
+    guess_rps: float,
+    workloads: WorkloadCache,
+    on_run: Callable[[float], None] | None = None,
+    max_runs: int = 12,
 ) -> Carried:
-    """Climbs or descends the grid of rates from a guess until the SLO's border lies between two neighbours."""
+    """Climbs or descends the grid of rates from a guess until the SLO's border is found."""
     target = parts.scenario.slo.attainment_ratio
     results: dict[int, dict[str, Any]] = {}
 
@@ -70,7 +75,10 @@ def find_capacity(
         return Carried(rate_rps=0.0, goodput_rps=0.0, figures=results[worst], failing=results[worst])
     figures = results[low]
     return Carried(
-        rate_rps=STEP_RATIO**low, goodput_rps=figures["goodput_rps"], figures=figures, failing=results.get(high) if high else None
+        rate_rps=STEP_RATIO**low,
+        goodput_rps=figures["goodput_rps"],
+        figures=figures,
+        failing=results.get(high) if high else None,
     )
 
 

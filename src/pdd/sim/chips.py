@@ -1,6 +1,7 @@
 """The table of chips: what each can do, what it costs, and which role that suits.
 
-Owns ``data/chips.toml`` and its rules. The four dimensions are compute, memory capacity, memory bandwidth, interconnect.
+Owns ``data/chips.toml`` and its rules. The four dimensions are compute, memory capacity, memory bandwidth,
+interconnect.
 """
 
 import tomllib
@@ -84,7 +85,9 @@ def _chip(name: str, table: object, source: str) -> Chip:
     try:
         row = _ChipRow.model_validate(table)
     except ValidationError as error:
-        raise ConfigurationError(explain_validation(error, source=f"{source}, [{name}]", what="chip")) from error
+        raise ConfigurationError(
+            explain_validation(error, source=f"{source}, [{name}]", what="chip")
+        ) from error
     prices = [price for price in (row.price_per_hour_low, row.price_per_hour_high) if price is not None]
     return Chip(
         name=name,
@@ -107,7 +110,8 @@ class ChipRating:
         chip: The chip.
         compute_ratio, capacity_ratio, bandwidth_ratio, link_ratio: Against the reference chip.
         flops_per_byte: Compute peak over memory bandwidth: high suits prefill, low suits decode.
-        prefill_value, decode_value: Compute, and bandwidth, bought by one unit of money; None without a price.
+        prefill_value, decode_value: Compute, and bandwidth, bought by one unit of money; None without a
+            price.
         role: ``prefill``, ``main`` or ``either``.
         reason: Why.
     """
@@ -127,14 +131,16 @@ class ChipRating:
 def rate_chips(chips: dict[str, Chip], *, reference: str) -> list[ChipRating]:
     """Every chip rated against a reference, by name order.
 
-    A chip suits prefill if it is relatively richer in compute than in bandwidth, and main decode the other way round;
-    within ``EITHER_BAND`` of the reference's own balance it suits either.
+    A chip suits prefill if it is relatively richer in compute than in bandwidth, and main decode the other
+    way round; within ``EITHER_BAND`` of the reference's own balance it suits either.
 
     Raises:
         ConfigurationError: If the reference is not in the table.
     """
     if reference not in chips:
-        raise ConfigurationError(f"chip {reference!r} is not in the table; expected one of {', '.join(sorted(chips))}")
+        raise ConfigurationError(
+            f"chip {reference!r} is not in the table; expected one of {', '.join(sorted(chips))}"
+        )
     base = chips[reference]
     return [_rating(chips[name], base) for name in sorted(chips)]
 

@@ -1,7 +1,7 @@
 """What the simulator must show, each as a measured figure beside its expected one.
 
-Owns the list. A claim that misses says so; no tolerance is widened to fit. The quick ones take seconds; those that
-simulate fleets or replay traces are in ``claims_fleet`` and ``claims_traces``.
+Owns the list. A claim that misses says so; no tolerance is widened to fit. The quick ones take seconds;
+those that simulate fleets or replay traces are in ``claims_fleet`` and ``claims_traces``.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,11 +52,19 @@ class Claim:
         return self.low <= self.measured <= self.high
 
 
-def within(claim_id: str, what: str, expected: float, measured: float, tolerance_ratio: float, note: str = "") -> Claim:
+def within(
+    claim_id: str, what: str, expected: float, measured: float, tolerance_ratio: float, note: str = ""
+) -> Claim:
     """A claim that holds within a relative tolerance."""
     width = abs(expected) * tolerance_ratio
     return Claim(
-        id=claim_id, what=what, expected=expected, measured=measured, low=expected - width, high=expected + width, note=note
+        id=claim_id,
+        what=what,
+        expected=expected,
+        measured=measured,
+        low=expected - width,
+        high=expected + width,
+        note=note,
     )
 
 
@@ -93,12 +101,26 @@ def kv_claims() -> list[Claim]:
     claims = []
     for model, layout, indexer, expected in KV_TABLE:
         measured = int(kv_footprint(load_model_config(model), layout, indexer=indexer).bytes_per_token)
-        claims.append(within(f"kv.{model}.{layout}.{indexer}", f"{model} {layout}: KV bytes a token", expected, measured, 0.0))
+        claims.append(
+            within(
+                f"kv.{model}.{layout}.{indexer}",
+                f"{model} {layout}: KV bytes a token",
+                expected,
+                measured,
+                0.0,
+            )
+        )
     v4_bf16, v4 = _v4("bf16", "default"), _v4("fp8", "none")
     state = kv_footprint(load_model_config("qwen3.5-397b"), "bf16").state_bytes
     window = v4.window_tokens * v4.window_bytes_per_token
     claims += [
-        within("kv.v4.window.bf16", "DeepSeek-V4-Pro bf16: window, MB", 8.0, v4_bf16.fixed_bytes(10**6) / 1e6, 0.005),
+        within(
+            "kv.v4.window.bf16",
+            "DeepSeek-V4-Pro bf16: window, MB",
+            8.0,
+            v4_bf16.fixed_bytes(10**6) / 1e6,
+            0.005,
+        ),
         within("kv.v4.window.fp8", "DeepSeek-V4-Pro fp8: window, MB", 4.56, window / 1e6, 0.005),
         within("kv.qwen3.5.state", "Qwen3.5-397B: fixed state, MB", 98.0, state / 1e6, 0.005),
         Claim(
@@ -143,7 +165,12 @@ def cost_claims() -> list[Claim]:
     """The published arithmetic of costs."""
     claims = []
     for premium, expected in ((0.30, 0.324), (0.20, 0.375)):
-        gain = bcr_gain(goodput_rps=11.5, cost=43 + 32 * (1 + premium) + LINE_COST, baseline_goodput_rps=9.0, baseline_cost=88)
+        gain = bcr_gain(
+            goodput_rps=11.5,
+            cost=43 + 32 * (1 + premium) + LINE_COST,
+            baseline_goodput_rps=9.0,
+            baseline_cost=88,
+        )
         claims.append(
             Claim(
                 id=f"cost.bcr-{premium:.0%}",
@@ -163,9 +190,23 @@ def queue_claims(*, arrivals: int = 100_000) -> list[Claim]:
     claims = []
     for check in all_queue_checks(arrivals=arrivals):
         name = check.name.lower().replace(" ", "-")
-        claims.append(within(f"queue.{name}", f"{check.name}: mean time in system", check.expected_s, check.measured_s, 0.02))
         claims.append(
-            within(f"queue.{name}.conserved", f"{check.name}: done + in flight", check.arrivals, check.done + check.in_flight, 0.0)
+            within(
+                f"queue.{name}",
+                f"{check.name}: mean time in system",
+                check.expected_s,
+                check.measured_s,
+                0.02,
+            )
+        )
+        claims.append(
+            within(
+                f"queue.{name}.conserved",
+                f"{check.name}: done + in flight",
+                check.arrivals,
+                check.done + check.in_flight,
+                0.0,
+            )
         )
     return claims
 
@@ -174,9 +215,17 @@ def prfaas_claims() -> list[Claim]:
     """KV throughput of the published curves, and the optimum against brute force over its own equations."""
     claims = []
     for kib, mib, seconds in ((1, 190.8, 0.44), (8, 308.9, 0.72), (32, 701.3, 1.84), (128, 2316.3, 7.40)):
-        measured = kv_throughput_bytes_per_s(kib * KIB, kv_bytes=PUBLISHED_KV_BYTES, prefill_s=PUBLISHED_PREFILL_S) * 8 / 1e9
+        measured = (
+            kv_throughput_bytes_per_s(kib * KIB, kv_bytes=PUBLISHED_KV_BYTES, prefill_s=PUBLISHED_PREFILL_S)
+            * 8
+            / 1e9
+        )
         expected = mib * 2**20 * 8 / seconds / 1e9
-        claims.append(within(f"prfaas.kv-throughput-{kib}K", f"KV throughput at {kib}K, Gbit/s", expected, measured, 1e-9))
+        claims.append(
+            within(
+                f"prfaas.kv-throughput-{kib}K", f"KV throughput at {kib}K, Gbit/s", expected, measured, 1e-9
+            )
+        )
     lengths = [256 * 1.08**step for step in range(80)]
     inputs = PrfaasInputs(
         uncached_tokens=lengths,
@@ -199,7 +248,8 @@ def prfaas_claims() -> list[Claim]:
     claims.append(
         within(
             "prfaas.optimum",
-            f"optimum at {best.threshold_tokens:.0f} tokens, {best.local_prefill} P + {best.local_decode} D ({best.binding} binds), req/s",
+            f"optimum at {best.threshold_tokens:.0f} tokens, {best.local_prefill} P + {best.local_decode} "
+            f"D ({best.binding} binds), req/s",
             brute,
             best.lambda_rps,
             1e-9,
@@ -209,7 +259,9 @@ def prfaas_claims() -> list[Claim]:
 
 
 def wan_claims(*, requests: int = 40_000) -> list[Claim]:
-    """The WAN micro-benchmark. The published setting leaves the flow cap open; ours is the one published for a TCP flow."""
+    """The WAN micro-benchmark. The published setting leaves the flow cap open; ours is the one published
+    for a TCP flow.
+    """
     kv = replace(_v4("fp8", "none"), window_tokens=0)
     bench = WanBench(
         requests=requests,
@@ -220,7 +272,10 @@ def wan_claims(*, requests: int = 40_000) -> list[Claim]:
         order=WanOrderParams(order="first-come"),
     )
     figures = run_wan_bench(bench, kv, seed=1)
-    note = "0.5 Gbit/s a flow (one TCP flow at 56 ms and 1e-5 loss), one flow a transfer, pool unbounded, windows not counted"
+    note = (
+        "0.5 Gbit/s a flow (one TCP flow at 56 ms and 1e-5 loss), one flow a transfer, pool unbounded, "
+        "windows not counted"
+    )
     return [
         within("wan.p50", "WAN micro-benchmark: P50, s", 0.248, figures["transfer_s"]["p50"], 0.25, note),
         within("wan.p99", "WAN micro-benchmark: P99, s", 18.883, figures["transfer_s"]["p99"], 0.25, note),

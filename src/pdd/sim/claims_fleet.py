@@ -1,6 +1,8 @@
-"""The claims that simulate fleets: the order of architectures, the relay's share, the collapse, the planner's optimum.
+"""The claims that simulate fleets: the order of architectures, the relay's share, the collapse, the
+planner's optimum.
 
-Owns how each is set up from one scenario (the published fleet). Rates and lengths are stated with each figure.
+Owns how each is set up from one scenario (the published fleet). Rates and lengths are stated with each
+figure.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,11 @@ def order_claims(scenario: Scenario, *, rate_per_s: float, requests: int = 12_00
     paths = build_paths(work)
     prefill = round(scenario.baseline.chips * BASELINE_SPLIT)
     runs = {
-        "one": simulate(one_site(scenario, scenario.baseline, prefill, scenario.baseline.chips - prefill), workload=work, paths=paths),
+        "one": simulate(
+            one_site(scenario, scenario.baseline, prefill, scenario.baseline.chips - prefill),
+            workload=work,
+            paths=paths,
+        ),
         "naive": simulate(with_architecture(scenario, "naive"), workload=work, paths=paths),
         "bare": simulate(with_architecture(scenario, "naive", main_cache=False), workload=work, paths=paths),
         "pdd": simulate(scenario, workload=work, paths=paths),
@@ -58,7 +64,14 @@ def order_claims(scenario: Scenario, *, rate_per_s: float, requests: int = 12_00
             high=float("inf"),
             note=note,
         ),
-        within("order.p99-cut", "cut of naive's (with DRC) P99", 0.515, 1 - second["pdd"]["p99"] / second["naive"]["p99"], 0.2, note),
+        within(
+            "order.p99-cut",
+            "cut of naive's (with DRC) P99",
+            0.515,
+            1 - second["pdd"]["p99"] / second["naive"]["p99"],
+            0.2,
+            note,
+        ),
         within("relay.tokens", "share of tokens that RLD makes", 0.062, pdd["rld_token_share"], 0.25, note),
         Claim(
             id="relay.requests",
@@ -128,7 +141,14 @@ def planner_claims(scenario: Scenario, *, on_progress: Callable[[str], None] | N
     gain = best["goodput_rps"] / base["goodput_rps"] - 1
     return [
         within("plan.prefill", "P engines of the best fleet", 40, best["prefill"], 0.15),
-        Claim(id="plan.relay", what="RLD engines of the best fleet", expected=3, measured=best["relay"], low=2, high=4),
+        Claim(
+            id="plan.relay",
+            what="RLD engines of the best fleet",
+            expected=3,
+            measured=best["relay"],
+            low=2,
+            high=4,
+        ),
         within("plan.main", "MD engines of the best fleet", 32, best["main"], 0.15),
         within("plan.goodput-gain", "its goodput over the baseline's", 0.278, gain, 0.15),
         within("plan.bcr-gain", "its BCR gain", 0.35, best["bcr_gain"], 0.10),
@@ -137,7 +157,9 @@ def planner_claims(scenario: Scenario, *, on_progress: Callable[[str], None] | N
 
 
 def sensitivity(scenario: Scenario, changes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The screen's best fleet and baseline for each change of an assumption, as ``{section: {key: value}}``."""
+    """The screen's best fleet and baseline for each change of an assumption, as ``{section: {key:
+    value}}``.
+    """
     rows = []
     for name, update in changes.items():
         changed = scenario

@@ -41,19 +41,24 @@ def changed(scenario: Scenario, update: dict[str, dict[str, Any]]) -> Scenario:
 
 
 def compare_variants(
-    scenario: Scenario, *, rates_per_s: tuple[float, ...], requests: int, on_progress: Callable[[str], None] | None = None
+    scenario: Scenario,
+    *,
+    rates_per_s: tuple[float, ...],
+    requests: int,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Each variant against plain PDD on the same requests, at each rate."""
-    say = on_progress or (lambda text: None)
     for rate in rates_per_s:
         work = load_workload(scenario, rate_per_s=rate, requests=requests)
         paths = build_paths(work)
         plain = run_parts(build_parts(scenario), workload=work, paths=paths)
-        say(f"plain PDD at {rate:g} req/s")
+        if on_progress is not None:
+            on_progress(f"plain PDD at {rate:g} req/s")
         yield _row("plain PDD", rate, plain, plain)
         for name, update in VARIANTS.items():
             figures = run_parts(build_parts(changed(scenario, update)), workload=work, paths=paths)
-            say(f"{name} at {rate:g} req/s")
+            if on_progress is not None:
+                on_progress(f"{name} at {rate:g} req/s")
             yield _row(name, rate, figures, plain)
 
 
@@ -74,7 +79,12 @@ def _row(name: str, rate: float, figures: dict[str, Any], plain: dict[str, Any])
 
 
 def drc_sizes(
-    scenario: Scenario, *, sizes_bytes: tuple[float, ...], rate_per_s: float, requests: int, on_progress: Callable[[str], None] | None = None
+    scenario: Scenario,
+    *,
+    sizes_bytes: tuple[float, ...],
+    rate_per_s: float,
+    requests: int,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The same requests with a smaller and smaller decode-side cache per MD."""
     work = load_workload(scenario, rate_per_s=rate_per_s, requests=requests)
@@ -82,7 +92,9 @@ def drc_sizes(
     for size in sizes_bytes:
         main = scenario.fleet.main.model_copy(update={"cache": size})
         fleet = scenario.fleet.model_copy(update={"main": main})
-        figures = run_parts(build_parts(scenario.model_copy(update={"fleet": fleet})), workload=work, paths=paths)
+        figures = run_parts(
+            build_parts(scenario.model_copy(update={"fleet": fleet})), workload=work, paths=paths
+        )
         if on_progress is not None:
             on_progress(f"DRC of {size / 1e9:g} GB per MD")
         yield {

@@ -1,6 +1,7 @@
 """The simulator's subcommands: simulate, plan, feasible, bathtub, chips, and ``bench sim``.
 
-Owns flags, progress and what is printed. ``add_subcommands`` is called by the ``pdd`` command, and by ``python -m pdd.sim``.
+Owns flags, progress and what is printed. ``add_subcommands`` is called by the ``pdd`` command, and by
+``python -m pdd.sim``.
 """
 
 import argparse
@@ -55,7 +56,11 @@ def add_subcommands(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
     for name, handler, text in (
         ("simulate", run_simulate, "play a scenario's traffic through its fleet"),
         ("plan", run_plan, "search the fleet with the best benefit-cost ratio within the SLO"),
-        ("feasible", run_feasible, "ask in seconds whether a line carries the traffic and a relay hides its latency"),
+        (
+            "feasible",
+            run_feasible,
+            "ask in seconds whether a line carries the traffic and a relay hides its latency",
+        ),
     ):
         parser = subparsers.add_parser(name, help=text, description=text)
         _add_scenario(parser)
@@ -63,7 +68,9 @@ def add_subcommands(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
         if name == "simulate":
             parser.add_argument("--requests", type=_positive, help="override workload.requests")
         if name == "plan":
-            parser.add_argument("--sensitivity", action="store_true", help="also plan under each changed assumption (minutes)")
+            parser.add_argument(
+                "--sensitivity", action="store_true", help="also plan under each changed assumption (minutes)"
+            )
     _add_bathtub(subparsers)
     _add_chips(subparsers)
     _add_bench(subparsers)
@@ -71,7 +78,14 @@ def add_subcommands(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, help="scenario.toml")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one key")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override one key",
+    )
     _add_output(parser)
 
 
@@ -84,8 +98,15 @@ def _add_bathtub(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
     text = "hit rate against throughput and revenue of prefill, and how to leave the valley"
     parser = subparsers.add_parser("bathtub", help=text, description=text)
     _add_scenario(parser)
-    parser.add_argument("--prompt-tokens", type=_positive, default=64_000, help="prompt length (default: 64000)")
-    parser.add_argument("--cached-price", type=float, default=0.10, help="price of a cached token over a missed one (default: 0.10)")
+    parser.add_argument(
+        "--prompt-tokens", type=_positive, default=64_000, help="prompt length (default: 64000)"
+    )
+    parser.add_argument(
+        "--cached-price",
+        type=float,
+        default=0.10,
+        help="price of a cached token over a missed one (default: 0.10)",
+    )
     parser.set_defaults(run=run_bathtub)
 
 
@@ -93,7 +114,9 @@ def _add_chips(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     text = "compare chips in four dimensions and say which role each suits"
     parser = subparsers.add_parser("chips", help=text, description=text)
     parser.add_argument("--chips", type=Path, help="another table (TOML); default: the bundled one")
-    parser.add_argument("--reference", default="H100-SXM", help="chip the others are compared with (default: H100-SXM)")
+    parser.add_argument(
+        "--reference", default="H100-SXM", help="chip the others are compared with (default: H100-SXM)"
+    )
     _add_output(parser)
     parser.set_defaults(run=run_chips)
 
@@ -102,15 +125,21 @@ def _add_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("bench", help="measure PDD's own parts")
     parts = parser.add_subparsers(metavar="PART", required=True)
     sim = parts.add_parser("sim", help="the simulator: speed, and what it must show")
-    sim.add_argument("scenario", type=Path, nargs="?", help="scenario.toml; needed for everything but the quick claims")
+    sim.add_argument(
+        "scenario", type=Path, nargs="?", help="scenario.toml; needed for everything but the quick claims"
+    )
     sim.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    sim.add_argument("--sizes", type=_sizes, default=(10_000, 100_000, 1_000_000), help="requests, e.g. 10000,100000")
+    sim.add_argument(
+        "--sizes", type=_sizes, default=(10_000, 100_000, 1_000_000), help="requests, e.g. 10000,100000"
+    )
     sim.add_argument(
         "--show",
         choices=(*QUICK, "claims", "order", "collapse", "planner", "variants", "drc"),
         help="show claims instead of speed: one group, or 'claims' for all quick ones",
     )
-    sim.add_argument("--rate", type=float, action="append", help="request rate of fleet claims; several for variants")
+    sim.add_argument(
+        "--rate", type=float, action="append", help="request rate of fleet claims; several for variants"
+    )
     sim.add_argument("--requests", type=_positive, default=12_000, help="requests per run of fleet claims")
     sim.add_argument("--json", action="store_true", help="print JSON lines, the summary last")
     sim.set_defaults(run=run_bench)
@@ -133,7 +162,8 @@ def _scenario(arguments: Arguments) -> Scenario:
     return load_scenario(arguments.scenario, overrides=tuple(arguments.overrides))
 
 
-# -- simulate ------------------------------------------------------------------------------------------------------------
+# -- simulate ----------------------------------------------------------------------------------------------
+# --------------
 
 
 def run_simulate(arguments: Arguments) -> int:
@@ -145,7 +175,12 @@ def run_simulate(arguments: Arguments) -> int:
     end = work.arrival_s[-1]
     with _progress() as progress:
         task = progress.add_task("simulating", total=end)
-        figures = run_parts(parts, workload=work, paths=paths, on_progress=lambda at: progress.update(task, completed=min(at, end)))
+        figures = run_parts(
+            parts,
+            workload=work,
+            paths=paths,
+            on_progress=lambda at: progress.update(task, completed=min(at, end)),
+        )
         progress.update(task, completed=end)
     if arguments.html:
         _simulate_report(scenario, figures).write(arguments.html)
@@ -158,11 +193,15 @@ def run_simulate(arguments: Arguments) -> int:
 
 def _print_figures(scenario: Scenario, figures: Mapping[str, Any]) -> None:
     out = Console()
-    out.print(f"[bold]{scenario.title or 'scenario'}[/bold]: {figures['architecture']}, {figures['requests']} requests")
+    out.print(
+        f"[bold]{scenario.title or 'scenario'}[/bold]: {figures['architecture']}, {figures['requests']} "
+        f"requests"
+    )
     for text in figures["dropped"]:
         out.print(f"left out: {text}")
     out.print(
-        f"goodput {figures['goodput_rps']:.2f} of {figures['offered_rps']:.2f} req/s offered ({figures['attainment']:.1%} within the SLO), "
+        f"goodput {figures['goodput_rps']:.2f} of {figures['offered_rps']:.2f} req/s offered "
+        f"({figures['attainment']:.1%} within the SLO), "
         f"{figures['bcr']:.4f} req/s per unit of cost"
     )
     _print_table(
@@ -170,32 +209,55 @@ def _print_figures(scenario: Scenario, figures: Mapping[str, Any]) -> None:
         [
             (name, *(figures[key][p] for p in ("p50", "p90", "p99")))
             for name, key in (
-                ("first token", "ttft_s"), ("second token", "second_token_s"), ("whole answer", "e2e_s"), ("per token", "tpot_s"),
+                ("first token", "ttft_s"),
+                ("second token", "second_token_s"),
+                ("whole answer", "e2e_s"),
+                ("per token", "tpot_s"),
             )
         ],
-    )  # fmt: skip
+    )
     shares = {name: share for name, share in figures["pipeline_shares"].items() if share}
     out.print("pipelines: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
-    out.print(f"relayed {figures['relayed_share']:.1%}, RLD made {figures['rld_token_share']:.1%} of the tokens")
     out.print(
-        f"line: {format_bytes(figures['wan_bytes'])}, without DRC {format_bytes(figures['wan_bytes_without_drc'])}; "
-        f"mean hit at MD {figures['md_hit_mean']:.1%}; line used {figures['use']['line']:.0%}, P {figures['use']['prefill']:.0%}"
+        f"relayed {figures['relayed_share']:.1%}, RLD made {figures['rld_token_share']:.1%} of the tokens"
+    )
+    out.print(
+        f"line: {format_bytes(figures['wan_bytes'])}, without DRC "
+        f"{format_bytes(figures['wan_bytes_without_drc'])}; "
+        f"mean hit at MD {figures['md_hit_mean']:.1%}; line used {figures['use']['line']:.0%}, P "
+        f"{figures['use']['prefill']:.0%}"
     )
 
 
 def _simulate_report(scenario: Scenario, figures: Mapping[str, Any]) -> Report:
     report = Report(scenario.title or "PDD simulation")
-    report.paragraph(f"{figures['architecture']}: goodput {figures['goodput_rps']:.2f} req/s, cost {figures['cost_per_hour']:.2f} an hour.")
+    report.paragraph(
+        f"{figures['architecture']}: goodput {figures['goodput_rps']:.2f} req/s, cost "
+        f"{figures['cost_per_hour']:.2f} an hour."
+    )
     report.heading("Times")
-    rows = [(key.removesuffix("_s"), *(figures[key][p] for p in ("p50", "p90", "p99"))) for key in ("ttft_s", "second_token_s", "e2e_s")]
+    rows = [
+        (key.removesuffix("_s"), *(figures[key][p] for p in ("p50", "p90", "p99")))
+        for key in ("ttft_s", "second_token_s", "e2e_s")
+    ]
     report.table(("seconds", "p50", "p90", "p99"), rows)
     report.curves(
-        {key.removesuffix("_s"): [(50, figures[key]["p50"]), (90, figures[key]["p90"]), (99, figures[key]["p99"])] for key in ("ttft_s", "second_token_s")},
+        {
+            key.removesuffix("_s"): [
+                (50, figures[key]["p50"]),
+                (90, figures[key]["p90"]),
+                (99, figures[key]["p99"]),
+            ]
+            for key in ("ttft_s", "second_token_s")
+        },
         x_label="percentile",
         y_label="seconds",
     )
     report.heading("Pipelines")
-    report.bars({name: share for name, share in figures["pipeline_shares"].items() if share}, y_label="share of requests")
+    report.bars(
+        {name: share for name, share in figures["pipeline_shares"].items() if share},
+        y_label="share of requests",
+    )
     report.heading("Hits at MD")
     report.bars(figures["hit_bins"], y_label="share of requests")
     _assumptions(report, scenario)
@@ -214,7 +276,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]
     return rows
 
 
-# -- plan ----------------------------------------------------------------------------------------------------------------
+# -- plan --------------------------------------------------------------------------------------------------
+# --------------
 
 
 def run_plan(arguments: Arguments) -> int:
@@ -236,11 +299,15 @@ def run_plan(arguments: Arguments) -> int:
         _print_json(result)
         return 0
     print_out = Console().print
-    print_out(f"{result['candidates']} fleets screened, {result['simulated']} simulated; screened rates are optimistic")
+    print_out(
+        f"{result['candidates']} fleets screened, {result['simulated']} simulated; screened rates are "
+        f"optimistic"
+    )
     _print_table(PLAN_HEADER, _plan_rows(result))
     for base in result["baselines"]:
         print_out(
-            f"baseline: {base['prefill']} P + {base['main']} D on {base['chip']} in one datacenter: {base['goodput_rps']:.2f} req/s, "
+            f"baseline: {base['prefill']} P + {base['main']} D on {base['chip']} in one datacenter: "
+            f"{base['goodput_rps']:.2f} req/s, "
             f"BCR {base['bcr']:.4f}, bound by {base['binding']}"
         )
     if "sensitivity" in result:
@@ -252,7 +319,18 @@ PLAN_HEADER = ("P", "RLD", "MD", "Gbit/s", "cost", "screened req/s", "goodput re
 
 
 def _plan_rows(result: Mapping[str, Any], *, most: int = 12) -> list[tuple[object, ...]]:
-    keys = ("prefill", "relay", "main", "line_gbit_per_s", "cost", "screened_rps", "goodput_rps", "bcr", "bcr_gain", "binding")
+    keys = (
+        "prefill",
+        "relay",
+        "main",
+        "line_gbit_per_s",
+        "cost",
+        "screened_rps",
+        "goodput_rps",
+        "bcr",
+        "bcr_gain",
+        "binding",
+    )
     return [tuple(fleet[key] for key in keys) for fleet in result["fleets"][:most]]
 
 
@@ -261,7 +339,11 @@ def _plan_report(scenario: Scenario, result: Mapping[str, Any]) -> Report:
     report.paragraph(f"{result['candidates']} fleets screened, {result['simulated']} simulated.")
     report.heading("Fleets")
     report.table(PLAN_HEADER, _plan_rows(result))
-    bars = {f"{f['prefill']}+{f['relay']}+{f['main']}": f["bcr"] for f in result["fleets"] if f["goodput_rps"] is not None}
+    bars = {
+        f"{f['prefill']}+{f['relay']}+{f['main']}": f["bcr"]
+        for f in result["fleets"]
+        if f["goodput_rps"] is not None
+    }
     for base in result["baselines"]:
         bars["one site"] = base["bcr"]
     report.bars(bars, y_label="goodput per unit of cost (P + RLD + MD)")
@@ -276,7 +358,8 @@ def _plan_report(scenario: Scenario, result: Mapping[str, Any]) -> Report:
     return report
 
 
-# -- feasible, bathtub, chips ------------------------------------------------------------------------------------------
+# -- feasible, bathtub, chips
+# ------------------------------------------------------------------------------------------
 
 
 def run_feasible(arguments: Arguments) -> int:
@@ -289,7 +372,10 @@ def run_feasible(arguments: Arguments) -> int:
         for section in ("bandwidth", "latency"):
             report.heading(section)
             report.table(("what", "value"), list(result[section].items()))
-        use = {key: result["bandwidth"][key] for key in ("without_drc_gbit_per_s", "with_drc_gbit_per_s", "line_gbit_per_s")}
+        use = {
+            key: result["bandwidth"][key]
+            for key in ("without_drc_gbit_per_s", "with_drc_gbit_per_s", "line_gbit_per_s")
+        }
         report.bars(use, y_label="Gbit/s")
         _assumptions(report, scenario)
         report.write(arguments.html)
@@ -298,7 +384,10 @@ def run_feasible(arguments: Arguments) -> int:
         return 0
     for section in ("bandwidth", "latency"):
         _print_table((section, ""), list(result[section].items()))
-    Console().print(f"{result['verdict']}; screened rate {result['carried_rps_screened']:.2f} req/s, bound by {result['binding']}")
+    Console().print(
+        f"{result['verdict']}; screened rate {result['carried_rps_screened']:.2f} req/s, bound by "
+        f"{result['binding']}"
+    )
     return 0
 
 
@@ -319,7 +408,11 @@ def run_bathtub(arguments: Arguments) -> int:
             x_label="hit ratio",
             y_label="revenue per engine-second (missed token = 1)",
         )
-        report.curves({"prompt tokens/s": [(p.hit_ratio, p.throughput) for p in points]}, x_label="hit ratio", y_label="tokens/s")
+        report.curves(
+            {"prompt tokens/s": [(p.hit_ratio, p.throughput) for p in points]},
+            x_label="hit ratio",
+            y_label="tokens/s",
+        )
         _assumptions(report, scenario)
         report.write(arguments.html)
     if arguments.json:
@@ -327,7 +420,10 @@ def run_bathtub(arguments: Arguments) -> int:
         return 0
     _print_table(
         ("hit", "prefill s", "tokens/s", "revenue/s", "merged"),
-        [(p.hit_ratio, p.prefill_s, p.throughput, p.revenue, p.merged_revenue) for p in points[:: len(points) // 20]],
+        [
+            (p.hit_ratio, p.prefill_s, p.throughput, p.revenue, p.merged_revenue)
+            for p in points[:: len(points) // 20]
+        ],
     )
     Console().print(valley.advice)
     if valley.dips:
@@ -338,17 +434,39 @@ def run_bathtub(arguments: Arguments) -> int:
 def run_chips(arguments: Arguments) -> int:
     """The table of chips has been printed with each one's role."""
     ratings = rate_chips(load_chips(arguments.chips), reference=arguments.reference)
-    header = ("chip", "compute", "memory", "bandwidth", "link", "FLOP/B", "PFLOP/s per $", "TB/s per $", "price/h", "role", "why")
+    header = (
+        "chip",
+        "compute",
+        "memory",
+        "bandwidth",
+        "link",
+        "FLOP/B",
+        "PF/s/$",
+        "TB/s/$",
+        "price/h",
+        "role",
+    )
     rows = [
         (
-            r.chip.name, r.compute_ratio, r.capacity_ratio, r.bandwidth_ratio, r.link_ratio, r.flops_per_byte, r.prefill_value,
-            r.decode_value, r.chip.price_per_hour, r.role, r.reason,
+            r.chip.name,
+            r.compute_ratio,
+            r.capacity_ratio,
+            r.bandwidth_ratio,
+            r.link_ratio,
+            r.flops_per_byte,
+            r.prefill_value,
+            r.decode_value,
+            r.chip.price_per_hour,
+            r.role,
         )
         for r in ratings
-    ]  # fmt: skip
+    ]
     if arguments.html:
         report = Report("Chips for prefill and decode")
-        report.table((*header, "source"), [(*row, r.chip.source) for row, r in zip(rows, ratings, strict=True)])
+        report.table(
+            (*header, "why", "source"),
+            [(*row, r.reason, r.chip.source) for row, r in zip(rows, ratings, strict=True)],
+        )
         report.bars({r.chip.name: r.flops_per_byte for r in ratings}, y_label="FLOP per byte")
         report.write(arguments.html)
     if arguments.json:
@@ -358,13 +476,14 @@ def run_chips(arguments: Arguments) -> int:
     return 0
 
 
-# -- bench -------------------------------------------------------------------------------------------------------------
+# -- bench -------------------------------------------------------------------------------------------------
+# ------------
 
 
 def run_bench(arguments: Arguments) -> int:
     """Speed has been measured, or claims shown; 1 if a claim misses."""
     if arguments.show is None:
-        emit = _print_json if arguments.json else lambda row: _print_table(tuple(row), [tuple(row.values())])
+        emit = _print_json if arguments.json else _print_row
         summary = bench_sizes(_scenario(arguments), arguments.sizes, on_result=emit)
         emit(summary)
         return 0
@@ -379,7 +498,8 @@ def run_bench(arguments: Arguments) -> int:
         _print_json({"claims": len(claims), "missed": [claim.id for claim in missed]})
     else:
         _print_table(
-            ("claim", "expected", "measured", "holds", "note"), [(c.what, c.expected, c.measured, c.holds, c.note) for c in claims]
+            ("claim", "expected", "measured", "holds", "note"),
+            [(c.what, c.expected, c.measured, c.holds, c.note) for c in claims],
         )
         Console().print(f"{len(claims) - len(missed)} of {len(claims)} hold")
     return EXIT_MISSED if missed else 0
@@ -403,10 +523,20 @@ def _show_rows(arguments: Arguments) -> int:
     scenario = _scenario(arguments)
     rates = tuple(arguments.rate or [scenario.workload.rate_per_s or 8.0])
     if arguments.show == "variants":
-        rows = list(compare_variants(scenario, rates_per_s=rates, requests=arguments.requests, on_progress=_say))
+        rows = list(
+            compare_variants(scenario, rates_per_s=rates, requests=arguments.requests, on_progress=_say)
+        )
     else:
         sizes = (2e12, 1e12, 5e11, 2.5e11, 1.25e11, 6e10, 3e10)
-        rows = list(drc_sizes(scenario, sizes_bytes=sizes, rate_per_s=rates[0], requests=arguments.requests, on_progress=_say))
+        rows = list(
+            drc_sizes(
+                scenario,
+                sizes_bytes=sizes,
+                rate_per_s=rates[0],
+                requests=arguments.requests,
+                on_progress=_say,
+            )
+        )
     if arguments.json:
         for row in rows:
             _print_json(row)
@@ -416,11 +546,17 @@ def _show_rows(arguments: Arguments) -> int:
     return 0
 
 
-# -- printing ----------------------------------------------------------------------------------------------------------
+# -- printing
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
@@ -430,6 +566,10 @@ def _say(text: str) -> None:
 
 def _print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+def _print_row(row: Mapping[str, object]) -> None:
+    _print_table(tuple(row), [tuple(row.values())])
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,6 +1,7 @@
 """What a fleet costs, and the benefit-cost ratio against another.
 
-Owns the arithmetic of money. Costs are per hour, or in units of one chip of the baseline: only ratios matter for BCR.
+Owns the arithmetic of money. Costs are per hour, or in units of one chip of the baseline: only ratios
+matter for BCR.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ def fleet_cost_per_hour(lines: tuple[CostLine, ...]) -> float:
     """
     for line in lines:
         if line.units > 0 and not line.unit_cost_per_hour > 0:
-            raise ConfigurationError(f"price of {line.what}: expected more than zero, got {line.unit_cost_per_hour:g}")
+            raise ConfigurationError(
+                f"price of {line.what}: expected more than zero, got {line.unit_cost_per_hour:g}"
+            )
     return sum(line.cost_per_hour for line in lines)
 
 
@@ -52,7 +55,13 @@ def bcr_gain(*, goodput_rps: float, cost: float, baseline_goodput_rps: float, ba
 
 
 def line_cost_for_bcr(
-    *, gain: float, goodput_ratio: float, baseline_chips: float, local_chips: float, remote_chips: float, premium: float
+    *,
+    gain: float,
+    goodput_ratio: float,
+    baseline_chips: float,
+    local_chips: float,
+    remote_chips: float,
+    premium: float,
 ) -> float:
     """What the line may cost, in baseline chips, for a stated BCR gain."""
     return goodput_ratio * baseline_chips / (1 + gain) - local_chips - remote_chips * (1 + premium)

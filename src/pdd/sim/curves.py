@@ -1,7 +1,9 @@
 """Engine time from measured curves instead of the roofline: CSV files as ``vllm bench`` output reduces to.
 
-Owns the CSV format: prefill ``query_tokens,cached_tokens,seconds``; decode ``batch,context_tokens,step_seconds``, where
-``context_tokens`` is per request. Times between points are bilinear, beyond the last point linear from the last two.
+Owns the CSV format: prefill ``query_tokens,cached_tokens,seconds``; decode
+``batch,context_tokens,step_seconds``, where
+``context_tokens`` is per request. Times between points are bilinear, beyond the last point linear from the
+last two.
 """
 
 import csv
@@ -23,7 +25,9 @@ class Surface:
         self._values = {(x, y): value for x, y, value in points}
         missing = [(x, y) for x in self._xs for y in self._ys if (x, y) not in self._values]
         if missing:
-            raise ConfigurationError(f"{source}: the grid has no row for {missing[0][0]:g},{missing[0][1]:g}; expected every pair")
+            raise ConfigurationError(
+                f"{source}: the grid has no row for {missing[0][0]:g},{missing[0][1]:g}; expected every pair"
+            )
 
     def at(self, x: float, y: float) -> float:
         """Seconds at a point, never below zero."""
@@ -53,7 +57,9 @@ def read_surface(path: Path, columns: tuple[str, str, str]) -> Surface:
             reader = csv.reader(file)
             header = next(reader, [])
             if tuple(name.strip() for name in header) != columns:
-                raise ConfigurationError(f"{path}, line 1: expected the header {','.join(columns)}, got {','.join(header)!r}")
+                raise ConfigurationError(
+                    f"{path}, line 1: expected the header {','.join(columns)}, got {','.join(header)!r}"
+                )
             points = [_point(row, path, line) for line, row in enumerate(reader, start=2) if row]
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
@@ -66,7 +72,11 @@ def _point(row: Sequence[str], path: Path, line: int) -> Point:
     try:
         x, y, value = (float(text) for text in row)
     except ValueError:
-        raise ConfigurationError(f"{path}, line {line}: expected three numbers, got {','.join(row)!r}") from None
+        raise ConfigurationError(
+            f"{path}, line {line}: expected three numbers, got {','.join(row)!r}"
+        ) from None
     if x < 0 or y < 0 or value <= 0:
-        raise ConfigurationError(f"{path}, line {line}: expected quantities >= 0 and a time > 0, got {','.join(row)!r}")
+        raise ConfigurationError(
+            f"{path}, line {line}: expected quantities >= 0 and a time > 0, got {','.join(row)!r}"
+        )
     return x, y, value

@@ -1,7 +1,7 @@
 """A decode engine as a fluid: all its requests gain tokens at one common rate, between events.
 
-Owns admission by memory and by time per token, the common rate, and the order of endings. The rate follows the roofline
-(or a measured curve): ``1 / (base[batch] + per_context * context tokens)``.
+Owns admission by memory and by time per token, the common rate, and the order of endings. The rate follows
+the roofline (or a measured curve): ``1 / (base[batch] + per_context * context tokens)``.
 """
 
 from collections import deque
@@ -22,7 +22,8 @@ class DecodeTimes:
         per_context_s: Added per token of context in the batch.
         capacity_tokens: KV tokens that fit.
         max_step_s: A request is admitted only if the step stays within; inf for no bound.
-        extend_s, extend_per_context_s: Recomputing one token at the handoff: fixed part, and per token of context.
+        extend_s, extend_per_context_s: Recomputing one token at the handoff: fixed part, and per token of
+            context.
     """
 
     base_s: Sequence[float]
@@ -33,9 +34,10 @@ class DecodeTimes:
     extend_per_context_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Admission:
-    """What a request brings when it starts.
+    """What a request brings when it starts; not frozen only because one is made per request in the hottest
+    path.
 
     Args:
         context_tokens: KV it holds.
@@ -55,21 +57,40 @@ StartHook = Callable[[int], Admission | None]
 
 
 class DecodeEngine:
-    """One engine. ``join`` asks for a place; the start hook then says what the request brings at that moment."""
+    """One engine. ``join`` asks for a place; the start hook then says what the request brings at that
+    moment.
+    """
 
     __slots__ = (
-        "_heap", "_kernel", "_max_batch", "_on_done", "_on_start", "_since_s", "_step_s", "_times", "_wake_s", "context_tokens",
-        "joined", "mark", "num_running", "reserved_tokens", "waiting",
-    )  # fmt: skip
+        "_heap",
+        "_kernel",
+        "_max_batch",
+        "_on_done",
+        "_on_start",
+        "_since_s",
+        "_step_s",
+        "_times",
+        "_wake_s",
+        "context_tokens",
+        "joined",
+        "mark",
+        "num_running",
+        "reserved_tokens",
+        "waiting",
+    )
 
-    def __init__(self, kernel: Kernel, times: DecodeTimes, *, on_start: StartHook, on_done: Callable[[int], None]) -> None:
+    def __init__(
+        self, kernel: Kernel, times: DecodeTimes, *, on_start: StartHook, on_done: Callable[[int], None]
+    ) -> None:
         self._kernel, self._times, self._on_start, self._on_done = kernel, times, on_start, on_done
         self._max_batch = len(times.base_s) - 1
         self.mark = 0.0  # tokens every running request has made since the start of time
         self._since_s = 0.0
         self._step_s = inf
         self._heap: list[tuple[float, int]] = []
-        self.joined: dict[int, tuple[float, float, float]] = {}  # request -> (mark at start, context, mark at end)
+        self.joined: dict[
+            int, tuple[float, float, float]
+        ] = {}  # request -> (mark at start, context, mark at end)
         self.waiting: deque[tuple[int, float, float]] = deque()
         self.num_running = 0
         self.context_tokens = 0.0
@@ -98,9 +119,15 @@ class DecodeEngine:
         times, running = self._times, self.num_running
         if not running:
             return self.reserved_tokens + context_tokens + tokens <= times.capacity_tokens
-        if running >= self._max_batch or self.reserved_tokens + context_tokens + tokens > times.capacity_tokens:
+        if (
+            running >= self._max_batch
+            or self.reserved_tokens + context_tokens + tokens > times.capacity_tokens
+        ):
             return False
-        return times.base_s[running + 1] + times.per_context_s * (self.context_tokens + context_tokens) <= times.max_step_s
+        return (
+            times.base_s[running + 1] + times.per_context_s * (self.context_tokens + context_tokens)
+            <= times.max_step_s
+        )
 
     def extend_time_s(self, tokens: float, context_tokens: float) -> float:
         """Recomputing KV of ``tokens`` at the end of a context."""

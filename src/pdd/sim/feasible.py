@@ -32,14 +32,20 @@ def feasible(scenario: Scenario) -> dict[str, Any]:
     rates = unit_rates(parts, profile, flow_bytes_per_s=line.flow_bytes_per_s)
     slack = scenario.policy.second_token_slack
     times = sorted(
-        kv.delta_bytes(profile.input_tokens, profile.input_tokens - tokens) * shrink / line.flow_bytes_per_s + line.rtt_s
+        kv.delta_bytes(profile.input_tokens, profile.input_tokens - tokens) * shrink / line.flow_bytes_per_s
+        + line.rtt_s
         for tokens in profile.deltas
     )
     beyond = [time for time in times if time > slack]
     fleet = scenario.fleet
     relay = fleet.relay.engines if fleet.relay is not None else 0
     screened = screen_fleet(
-        rates, prefill=fleet.prefill.engines, relay=relay, main=fleet.main.engines, line_rate_bytes_per_s=line.rate_bytes_per_s, cost=1.0
+        rates,
+        prefill=fleet.prefill.engines,
+        relay=relay,
+        main=fleet.main.engines,
+        line_rate_bytes_per_s=line.rate_bytes_per_s,
+        cost=1.0,
     )
     bandwidth_ok = delta <= line.rate_bytes_per_s * 0.9
     relays_needed = rate / rates.relay_rps if rates.relay_rps not in (0.0, float("inf")) else 0.0
@@ -73,5 +79,11 @@ def _verdict(bandwidth_ok: bool, latency_ok: bool) -> str:
     if bandwidth_ok and latency_ok:
         return "feasible: the line carries the missing KV and the relays hide its latency"
     if not bandwidth_ok:
-        return "not feasible: the line cannot carry even the missing KV; a wider line, smaller KV (fp8, codec) or higher hits are needed"
-    return "the line is wide enough, but too few relays to hide its latency; more relay engines or a faster flow are needed"
+        return (
+            "not feasible: the line cannot carry even the missing KV; a wider line, smaller KV (fp8, "
+            "codec) or higher hits are needed"
+        )
+    return (
+        "the line is wide enough, but too few relays to hide its latency; more relay engines or a "
+        "faster flow are needed"
+    )

@@ -61,7 +61,10 @@ class Parts:
         roofline = Roofline(
             shape=self.shape,
             kv=self.kv,
-            weights=Weights(bytes_per_param=self.scenario.model.bytes_per_param, fp8_compute=self.scenario.model.fp8_compute),
+            weights=Weights(
+                bytes_per_param=self.scenario.model.bytes_per_param,
+                fp8_compute=self.scenario.model.fp8_compute,
+            ),
             chip=chip,
             chips=section.chips_per_engine,
             efficiency=_efficiency(self.scenario.efficiency),
@@ -69,8 +72,10 @@ class Parts:
         if roofline.kv_capacity_bytes <= 0:
             weights_gb = self.shape.total_params * self.scenario.model.bytes_per_param / 1e9
             raise ConfigurationError(
-                f"fleet.{name}: the model's {weights_gb:.0f} GB of weights do not fit {section.chips_per_engine} x {chip.name} "
-                f"({section.chips_per_engine * chip.hbm_bytes / 1e9:.0f} GB); expected more chips_per_engine or larger chips"
+                f"fleet.{name}: the model's {weights_gb:.0f} GB of weights do not fit "
+                f"{section.chips_per_engine} x {chip.name} "
+                f"({section.chips_per_engine * chip.hbm_bytes / 1e9:.0f} GB); expected more "
+                f"chips_per_engine or larger chips"
             )
         host_rate = chip.host_bytes_per_s * section.chips_per_engine * self.scenario.efficiency.link_ratio
         return RoleModel(
@@ -84,7 +89,10 @@ class Parts:
     def chip(self, name: str, key: str) -> Chip:
         """A chip of the table."""
         if name not in self.chips:
-            raise ConfigurationError(f"{key}: {name!r} is not in the table of chips; expected one of {', '.join(sorted(self.chips))}")
+            raise ConfigurationError(
+                f"{key}: {name!r} is not in the table of chips; expected one of "
+                f"{', '.join(sorted(self.chips))}"
+            )
         return self.chips[name]
 
     def unit_cost(self, section: RoleSection, name: str) -> float:
@@ -93,7 +101,10 @@ class Parts:
             return section.cost
         price = self.chip(section.chip, f"fleet.{name}.chip").price_per_hour
         if price is None:
-            raise ConfigurationError(f"fleet.{name}.cost: chip {section.chip} has no price in the table; expected a cost above zero")
+            raise ConfigurationError(
+                f"fleet.{name}.cost: chip {section.chip} has no price in the table; expected a cost above "
+                f"zero"
+            )
         return price
 
     def cost_lines(self) -> tuple[CostLine, ...]:
@@ -177,7 +188,9 @@ def _decode_times(section: RoleSection, roofline: Roofline, tpot_s: float) -> De
     # Recomputing a token in a step that already reads the weights costs its arithmetic only.
     small = roofline.efficiency.tile_tokens
     flops = 2 * roofline.shape.active_params * small
-    extend_s = flops / (roofline.chips * roofline.chip.bf16_flops_per_s * roofline.efficiency.linear_ratio) / small
+    extend_s = (
+        flops / (roofline.chips * roofline.chip.bf16_flops_per_s * roofline.efficiency.linear_ratio) / small
+    )
     attention = (roofline.shape.attention_flops(1, 65_536) - roofline.shape.attention_flops(1, 0)) / 65_536
     return DecodeTimes(
         base_s=base,
@@ -185,5 +198,6 @@ def _decode_times(section: RoleSection, roofline: Roofline, tpot_s: float) -> De
         capacity_tokens=roofline.kv_capacity_bytes / roofline.kv.bytes_per_token,
         max_step_s=tpot_s if tpot_s > 0 else inf,
         extend_s=extend_s,
-        extend_per_context_s=attention / (roofline.chips * roofline.chip.bf16_flops_per_s * roofline.efficiency.attention_ratio),
+        extend_per_context_s=attention
+        / (roofline.chips * roofline.chip.bf16_flops_per_s * roofline.efficiency.attention_ratio),
     )

@@ -1,6 +1,7 @@
 """The event loop: a heap in one total order.
 
-Owns time. Two events at one instant run by priority, then in the order they were scheduled, so a run is repeatable.
+Owns time. Two events at one instant run by priority, then in the order they were scheduled, so a run is
+repeatable.
 
 Source:
     SimPy's event order (time, priority, sequence).
@@ -44,8 +45,8 @@ class Kernel:
 
         Args:
             until_s: Later events stay where they are.
-            arrivals: Sorted times at which ``on_arrival(index)`` runs, after what else is due at that instant; kept out
-                of the heap, since they are in order already.
+            arrivals: Sorted times at which ``on_arrival(index)`` runs, after what else is due at that
+                instant; kept out of the heap, since they are in order already.
             on_arrival: See there.
             on_progress: Told the time now and then.
         """

@@ -1,7 +1,7 @@
 """Bytes of KV cache a token and a request take, from the model's configuration and the cache's layout.
 
-Owns the layouts: grouped-query attention, MLA (plain and the packed fp8 layout), DeepSeek's indexers, sliding windows,
-linear-attention state, and DeepSeek-V4's compressed layers. Knows no engine.
+Owns the layouts: grouped-query attention, MLA (plain and the packed fp8 layout), DeepSeek's indexers,
+sliding windows, linear-attention state, and DeepSeek-V4's compressed layers. Knows no engine.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class KvFootprint:
         return tokens * self.bytes_per_token + self.fixed_bytes(tokens)
 
     def delta_bytes(self, tokens: float, cached_tokens: float) -> float:
-        """What has to move to an engine that holds the first ``cached_tokens``: windows and state go whole."""
+        """What an engine lacks that holds the first ``cached_tokens``: windows and state go whole."""
         missing = max(0.0, tokens - cached_tokens)
         return missing * self.bytes_per_token + (self.fixed_bytes(tokens) if missing else 0.0)
 
@@ -54,7 +54,9 @@ class KvFootprint:
         return min(tokens, self.window_tokens) * self.window_bytes_per_token + self.state_bytes
 
 
-def kv_footprint(config: Mapping[str, Any], layout: KvLayout, *, indexer: IndexerLayout = "default") -> KvFootprint:
+def kv_footprint(
+    config: Mapping[str, Any], layout: KvLayout, *, indexer: IndexerLayout = "default"
+) -> KvFootprint:
     """The footprint of a model under a layout.
 
     Args:
@@ -82,7 +84,8 @@ def _gqa(config: Mapping[str, Any], element_bytes: int) -> KvFootprint:
     linear = sum(kind == "linear_attention" for kind in kinds)
     if full + sliding + linear != len(kinds) or len(kinds) != layers:
         raise ConfigurationError(
-            f"model config: layer_types must name {layers} layers, each full_attention, sliding_attention or linear_attention"
+            f"model config: layer_types must name {layers} layers, each full_attention, sliding_attention "
+            f"or linear_attention"
         )
     return KvFootprint(
         bytes_per_token=full * per_layer,

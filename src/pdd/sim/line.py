@@ -1,7 +1,8 @@
 """The line between the sites as a fluid: flows share its rate, each with a cap, in the sender's own order.
 
-Owns flows in flight. At most ``pool`` flows move at once, each at ``min(flow cap, rate / flows)``; the others wait in the
-order of the WAN policy and may displace a flow of worse rank, since the sender works in pieces of a few MiB.
+Owns flows in flight. At most ``pool`` flows move at once, each at ``min(flow cap, rate / flows)``; the
+others wait in the order of the WAN policy and may displace a flow of worse rank, since the sender works in
+pieces of a few MiB.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,8 @@ def loss_limited_bytes_per_s(*, rtt_s: float, loss_ratio: float, segment_bytes: 
 
     Source:
         Mathis et al., "The macroscopic behavior of the TCP congestion avoidance algorithm", CCR 1997: rate =
-        MSS / RTT * sqrt(3 / (2 p)). A stream of a modern stack (cubic, BBR) does better, so give the measured rate if known.
+        MSS / RTT * sqrt(3 / (2 p)). A stream of a modern stack (cubic, BBR) does better, so give the
+        measured rate if known.
     """
     if loss_ratio <= 0:
         return inf
@@ -60,9 +62,21 @@ class Line:
     """Flows over one line."""
 
     __slots__ = (
-        "_kernel", "_mark", "_moving", "_num_moving", "_order", "_profile", "_rate", "_sequence", "_since_s", "_waiting",
-        "_wake_s", "cancelled_bytes", "offered_bytes", "waiting_bytes",
-    )  # fmt: skip
+        "_kernel",
+        "_mark",
+        "_moving",
+        "_num_moving",
+        "_order",
+        "_profile",
+        "_rate",
+        "_sequence",
+        "_since_s",
+        "_waiting",
+        "_wake_s",
+        "cancelled_bytes",
+        "offered_bytes",
+        "waiting_bytes",
+    )
 
     def __init__(self, kernel: Kernel, profile: LineProfile, order: WanOrderParams) -> None:
         self._kernel, self._profile, self._order = kernel, profile, order
@@ -81,7 +95,9 @@ class Line:
     @property
     def share_bytes_per_s(self) -> float:
         """What one more flow would get if it moved at once."""
-        share = self._profile.rate_bytes_per_s / (self._num_moving + 1 if self._num_moving < self._profile.pool else self._profile.pool)
+        share = self._profile.rate_bytes_per_s / (
+            self._num_moving + 1 if self._num_moving < self._profile.pool else self._profile.pool
+        )
         cap = self._profile.flow_bytes_per_s
         return share if share < cap else cap
 
@@ -122,7 +138,9 @@ class Line:
             rank = now
         else:
             alone = num_bytes / min(profile.rate_bytes_per_s, profile.flow_bytes_per_s)
-            view = TransferView(enqueued_s=now, transfer_s=alone, masked=masked, relay_load_ratio=relay_load_ratio)
+            view = TransferView(
+                enqueued_s=now, transfer_s=alone, masked=masked, relay_load_ratio=relay_load_ratio
+            )
             rank = transfer_rank_s(view, order)
         flow = Flow(request, num_bytes, rank + hold_s, on_done)
         self.offered_bytes += num_bytes
@@ -217,7 +235,8 @@ class Line:
         self._wake_s = inf
         self._advance(self._kernel.now_s)
         moving = self._moving
-        # What rounding of the clock and of a long sum may leave: without it a flow could wake for ever at one instant.
+        # What rounding of the clock and of a long sum may leave: without it a flow could wake for ever at
+        # one instant.
         mark = self._mark * (1 + 1e-15) + self._rate * self._kernel.now_s * 2e-15 + 1e-9
         done = []
         while moving and (moving[0][2].state != MOVING or moving[0][0] <= mark):

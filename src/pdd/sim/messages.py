@@ -5,7 +5,10 @@ from pydantic import ValidationError
 
 def explain_validation(error: ValidationError, *, source: str, what: str) -> str:
     """A message that names the source, each wrong key and what was expected there."""
-    lines = [f"  {_location(item['loc'])}: {_explain(item['type'], item['msg'], item.get('input'))}" for item in error.errors()]
+    lines = [
+        f"  {_location(item['loc'])}: {_explain(item['type'], item['msg'], item.get('input'))}"
+        for item in error.errors()
+    ]
     return f"{source} is not a valid {what}:\n" + "\n".join(lines)
 
 

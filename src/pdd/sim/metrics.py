@@ -4,6 +4,7 @@ Owns the names in ``pdd simulate --json``. Only requests that arrived after the 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ def percentiles(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, flo
 def measure(
     parts: Parts, workload: Workload, outcome: Outcome, totals: RunTotals, *, arrival_s: Sequence[float]
 ) -> dict[str, Any]:
-    """All figures of a run; ``arrival_s`` is when each request really came (later than planned if its turn had to wait)."""
+    """All figures of a run; ``arrival_s`` is when each request really came (later than planned if its turn
+    had to wait).
+    """
     arrival = np.asarray(arrival_s)
     begin, close = workload.arrival_s[0], workload.arrival_s[-1]
     warm = begin + parts.scenario.workload.warmup_ratio * (close - begin)
@@ -70,7 +73,9 @@ def measure(
         "tpot_s": percentiles(tpot[done]),
         "stall_s": percentiles(np.asarray(outcome.stall_s)[done & relayed]),
         "pipeline_shares": {
-            name: _share((pipelines == code) & counted, total) for code, name in enumerate(PIPELINE_NAMES) if code
+            name: _share((pipelines == code) & counted, total)
+            for code, name in enumerate(PIPELINE_NAMES)
+            if code
         },
         "relayed_share": _share(relayed & counted, total),
         "outlier_share": _share((pipelines == P_RLD) & counted, total),
@@ -84,7 +89,9 @@ def measure(
             "prefill": totals.prefill_busy_ratio,
             "line": totals.line_busy_ratio,
         },
-        "wan_s": percentiles((np.asarray(outcome.landed_s) - first)[done & (np.asarray(outcome.wan_bytes) > 0)].clip(min=0)),
+        "wan_s": percentiles(
+            (np.asarray(outcome.landed_s) - first)[done & (np.asarray(outcome.wan_bytes) > 0)].clip(min=0)
+        ),
         "prefill_computed_tokens": totals.prefill_computed_tokens,
         "main_evicted_tokens": totals.main_evicted_tokens,
         "conservation": {
@@ -100,7 +107,9 @@ def measure(
 
 
 TPOT_GRACE = 1.05
-"""Admission bounds the step of the moment; contexts grow while they decode, so the mean may exceed it a little."""
+"""Admission bounds the step of the moment; contexts grow while they decode, so the mean may exceed it a
+little.
+"""
 
 
 def _share(mask: np.ndarray[Any, Any], total: int) -> float:
@@ -109,7 +118,7 @@ def _share(mask: np.ndarray[Any, Any], total: int) -> float:
 
 def _bins(hits: np.ndarray[Any, Any]) -> dict[str, float]:
     result = {}
-    for low, high in zip(HIT_BINS, HIT_BINS[1:], strict=False):
+    for low, high in pairwise(HIT_BINS):
         inside = (hits >= low) & ((hits < high) if high < 1 else (hits <= high))
         result[f"{low:.0%}-{high:.0%}"] = _share(inside, len(hits))
     return result

@@ -32,7 +32,11 @@ class AttentionGroup:
     def flops_per_query(self, context_tokens: float) -> float:
         """Work of one query over a context of that many tokens."""
         visible = context_tokens / self.stride
-        return self.layers * self.flops_per_pair * (visible if self.max_visible is None else min(visible, self.max_visible))
+        return (
+            self.layers
+            * self.flops_per_pair
+            * (visible if self.max_visible is None else min(visible, self.max_visible))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,9 @@ class ModelShape:
         return query_tokens * (first + last) / 2
 
     def touched_expert_ratio(self, tokens: float) -> float:
-        """Expected share of the routed experts that at least one of ``tokens`` visits, routing being uniform."""
+        """Expected share of the routed experts that at least one of ``tokens`` visits, routing being
+        uniform.
+        """
         if not self.experts:
             return 0.0
         return 1.0 - float((1.0 - self.experts_per_token / self.experts) ** tokens)
@@ -103,7 +109,9 @@ def load_model_config(name_or_path: str) -> dict[str, Any]:
 def bundled_models() -> tuple[str, ...]:
     """Names of the model configurations that ship with PDD."""
     folder = resources.files("pdd.sim") / "data" / "models"
-    return tuple(sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json")))
+    return tuple(
+        sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
+    )
 
 
 def need(config: Mapping[str, Any], key: str) -> int:
@@ -129,20 +137,27 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """The shape of a GQA or MLA model, dense or with routed experts, from its configuration.
 
     Raises:
-        ConfigurationError: If a needed key is missing; for such a model the scenario gives the figures itself.
+        ConfigurationError: If a needed key is missing; for such a model the scenario gives the figures
+        itself.
 
     Source:
-        Weight counts follow the published module shapes: gated feed-forward 3 x hidden x intermediate; attention
-        projections q, k, v, o; MLA projections of DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+        Weight counts follow the published module shapes: gated feed-forward 3 x hidden x intermediate;
+        attention projections q, k, v, o; MLA projections of DeepSeek-V2 (arXiv 2405.04434), section 2.1.
     """
     hidden, layers = need(config, "hidden_size"), need(config, "num_hidden_layers")
     attention = _attention_params(config)
-    experts = int(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0)
+    experts = int(
+        config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0
+    )
     per_token = int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0)
     dense_layers = int(config.get("first_k_dense_replace") or 0) if experts else layers
     moe_layers = layers - dense_layers
     dense = 3 * hidden * need(config, "intermediate_size") if dense_layers else 0
-    expert = 3 * hidden * int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0) if experts else 0
+    expert = (
+        3 * hidden * int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
+        if experts
+        else 0
+    )
     shared = int(config.get("n_shared_experts") or 0) * expert
     head = hidden * need(config, "vocab_size")
     tables = head if config.get("tie_word_embeddings") else 2 * head
@@ -167,14 +182,26 @@ def _attention_params(config: Mapping[str, Any]) -> int:
     rank, rope = need(config, "kv_lora_rank"), need(config, "qk_rope_head_dim")
     nope, value = need(config, "qk_nope_head_dim"), need(config, "v_head_dim")
     query_rank = int(config.get("q_lora_rank") or 0)
-    query = hidden * query_rank + query_rank * heads * (nope + rope) if query_rank else hidden * heads * (nope + rope)
+    query = (
+        hidden * query_rank + query_rank * heads * (nope + rope)
+        if query_rank
+        else hidden * heads * (nope + rope)
+    )
     return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
 
 
 def _attention_groups(config: Mapping[str, Any]) -> tuple[AttentionGroup, ...]:
     layers, heads = need(config, "num_hidden_layers"), need(config, "num_attention_heads")
     if config.get("kv_lora_rank"):
-        pair = 2 * heads * (need(config, "qk_nope_head_dim") + need(config, "qk_rope_head_dim") + need(config, "v_head_dim"))
+        pair = (
+            2
+            * heads
+            * (
+                need(config, "qk_nope_head_dim")
+                + need(config, "qk_rope_head_dim")
+                + need(config, "v_head_dim")
+            )
+        )
         top_k = config.get("index_topk")
         if not top_k:
             return (AttentionGroup(layers=layers, flops_per_pair=pair),)
@@ -190,5 +217,7 @@ def _attention_groups(config: Mapping[str, Any]) -> tuple[AttentionGroup, ...]:
     sliding = sum(kind == "sliding_attention" for kind in kinds)
     groups = [AttentionGroup(layers=full, flops_per_pair=pair)]
     if sliding:
-        groups.append(AttentionGroup(layers=sliding, flops_per_pair=pair, max_visible=need(config, "sliding_window")))
+        groups.append(
+            AttentionGroup(layers=sliding, flops_per_pair=pair, max_visible=need(config, "sliding_window"))
+        )
     return tuple(groups)

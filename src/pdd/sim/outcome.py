@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 PENDING, P_MD, P_RLD_MD, P_RLD, MD_ONLY, REJECTED = range(6)
 PIPELINE_NAMES = ("pending", "p-md", "p-rld-md", "p-rld", "md", "rejected")
-"""``p-rld``: ended on the relay (an outlier, or where that pipeline is allowed); ``md``: MD computed the tail itself."""
+"""``p-rld``: ended on the relay (an outlier, or where that pipeline is allowed); ``md``: MD computed the
+tail itself.
+"""
 
 
 @dataclass(slots=True)
@@ -56,8 +58,9 @@ class RunTotals:
         end_s: When the last arrival came.
         events: Kernel events.
         num_in_flight, num_rejected, num_done: Their sum is the number of arrivals.
-        prefill_busy_ratio, relay_busy_ratio, main_busy_ratio, line_busy_ratio: Mean use of each part; of RLD and MD the
-            share of their tokens of KV that is reserved, of the line bytes over what it could carry.
+        prefill_busy_ratio, relay_busy_ratio, main_busy_ratio, line_busy_ratio: Mean use of each part; of
+            RLD and MD the share of their tokens of KV that is reserved, of the line bytes over what it
+            could carry.
         prefill_computed_tokens: By all prefill engines.
         main_evicted_tokens: Pushed out of the decode-side caches.
         wan_sent_bytes: Over the line, without what was cancelled in time.

@@ -1,6 +1,7 @@
 """The planner: which fleet brings the best benefit-cost ratio within the SLO, what binds, and against what.
 
-Owns the search over counts and line rates: all candidates through the analytic screen, a few through simulation.
+Owns the search over counts and line rates: all candidates through the analytic screen, a few through
+simulation.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pdd.sim.scenario import BaselineSection, RoleSection, Scenario
 from pdd.sim.screen import ScreenedFleet, UnitRates, screen_fleet, unit_rates
 
 PLAN_REQUESTS = 8_000
-"""Requests of one simulated trial, unless the scenario says otherwise."""
+"""Requests of one simulated trial: enough for a steady state, few enough for hundreds of trials."""
 Progress = Callable[[str], None]
 
 
@@ -43,49 +44,85 @@ class PlannedFleet:
     figures: dict[str, Any] | None
 
 
-def plan(scenario: Scenario, *, on_progress: Progress | None = None, requests: int | None = None, simulate_top: bool = True) -> dict[str, Any]:
-    """Ranked fleets, the baselines, and the counts of what was looked at."""
-    say = on_progress or (lambda text: None)
+def plan(
+    scenario: Scenario,
+    *,
+    on_progress: Progress | None = None,
+    requests: int | None = None,
+    finalists: int | None = None,
+) -> dict[str, Any]:
+    """Ranked fleets, the baselines, and the counts of what was looked at.
+
+    Args:
+        scenario: With a line; its fleet gives the chips and the middle of the ranges.
+        on_progress: Told each step in words.
+        requests: Of one simulated trial.
+        finalists: Fleets to simulate; default: the scenario's.
+    """
+    say = on_progress or _quiet
     if scenario.line is None:
         raise ConfigurationError("pdd plan needs a [line]: it plans fleets over two datacenters")
     parts = build_parts(scenario)
-    workloads = WorkloadCache(parts, requests or scenario.workload.requests or PLAN_REQUESTS)
+    workloads = WorkloadCache(parts, requests or PLAN_REQUESTS)
     work, paths = workloads.at(scenario.workload.rate_per_s or 1.0)
     say("profiling the workload")
     profile = profile_workload(work, paths)
     baseline = plan_baseline(scenario, profile, workloads, say) if scenario.baseline is not None else None
-    budget = scenario.plan.budget or (scenario.baseline.chips * scenario.baseline.cost if scenario.baseline else inf)
-    screened = sorted(_screen(parts, profile, budget), key=lambda fleet: (-fleet.bcr, fleet.cost, fleet.prefill))
+    budget = scenario.plan.budget or (
+        scenario.baseline.chips * scenario.baseline.cost if scenario.baseline else inf
+    )
+    screened = sorted(
+        _screen(parts, profile, budget), key=lambda fleet: (-fleet.bcr, fleet.cost, fleet.prefill)
+    )
     if not screened:
-        raise ConfigurationError(f"plan: no candidate fleet costs at most {budget:g}; expected a larger plan.budget or fewer engines")
+        raise ConfigurationError(
+            f"plan: no candidate fleet costs at most {budget:g}; expected a larger plan.budget or fewer "
+            f"engines"
+        )
     say(f"screened {len(screened)} fleets")
     ranked: list[PlannedFleet] = []
-    finalists = _distinct(screened, scenario.plan.finalists) if simulate_top else []
-    for fleet in finalists:
-        carried = find_capacity(_with_fleet(parts, fleet), guess_rps=max(fleet.capacity_rps, 0.05), workloads=workloads)
+    chosen_fleets = _distinct(screened, finalists if finalists is not None else scenario.plan.finalists)
+    for fleet in chosen_fleets:
+        carried = find_capacity(
+            _with_fleet(parts, fleet), guess_rps=max(fleet.capacity_rps, 0.05), workloads=workloads
+        )
         ranked.append(_planned(fleet, carried, baseline))
-        say(f"simulated {fleet.prefill} P + {fleet.relay} RLD + {fleet.main} MD: {carried.goodput_rps:.2f} req/s")
+        say(
+            f"simulated {fleet.prefill} P + {fleet.relay} RLD + {fleet.main} MD: "
+            f"{carried.goodput_rps:.2f} req/s"
+        )
     ranked.sort(key=lambda planned: -planned.bcr)
-    chosen = {id(fleet) for fleet in finalists}
+    chosen = {id(fleet) for fleet in chosen_fleets}
     ranked += [_planned(fleet, None, baseline) for fleet in screened if id(fleet) not in chosen][:20]
     return {
         "candidates": len(screened),
-        "simulated": len(finalists),
+        "simulated": len(chosen_fleets),
         "profile": {key: value for key, value in asdict(profile).items() if key not in ("misses", "deltas")},
-        "unit_rates": asdict(unit_rates(parts, profile, flow_bytes_per_s=line_profile(scenario.line).flow_bytes_per_s)),
+        "unit_rates": asdict(
+            unit_rates(parts, profile, flow_bytes_per_s=line_profile(scenario.line).flow_bytes_per_s)
+        ),
         "fleets": [_as_json(planned) for planned in ranked],
         "baselines": [baseline["summary"]] if baseline else [],
     }
 
 
-def plan_baseline(scenario: Scenario, profile: WorkloadProfile, workloads: WorkloadCache, say: Progress) -> dict[str, Any]:
+def plan_baseline(
+    scenario: Scenario, profile: WorkloadProfile, workloads: WorkloadCache, say: Progress
+) -> dict[str, Any]:
     """The best split of the baseline's chips between prefill and decode in one datacenter, simulated."""
     section = scenario.baseline
     assert section is not None
     engines = section.chips // section.chips_per_engine
     rates = unit_rates(build_parts(one_site(scenario, section, 1, 1)), profile, flow_bytes_per_s=inf)
     splits = [
-        screen_fleet(rates, prefill=count, relay=0, main=engines - count, line_rate_bytes_per_s=0.0, cost=section.chips * section.cost)
+        screen_fleet(
+            rates,
+            prefill=count,
+            relay=0,
+            main=engines - count,
+            line_rate_bytes_per_s=0.0,
+            cost=section.chips * section.cost,
+        )
         for count in range(1, engines)
     ]
     best = max(splits, key=lambda fleet: fleet.capacity_rps)
@@ -121,7 +158,12 @@ def one_site(scenario: Scenario, section: BaselineSection, prefill: int, main: i
         return base.model_copy(update={**change, "engines": engines})
 
     one = fleet.model_copy(
-        update={"architecture": "one-site", "prefill": role(fleet.prefill, prefill), "main": role(fleet.main, main), "relay": None}
+        update={
+            "architecture": "one-site",
+            "prefill": role(fleet.prefill, prefill),
+            "main": role(fleet.main, main),
+            "relay": None,
+        }
     )
     return scenario.model_copy(update={"fleet": one})
 
@@ -139,11 +181,17 @@ def binding_of(carried: Carried, fallback: str) -> str:
     return "line" if failing["use"]["line"] > 0.9 else fallback if fallback != "prefill" else "memory"
 
 
+def _quiet(_: str) -> None:
+    """Nobody watches."""
+
+
 def _screen(parts: Parts, profile: WorkloadProfile, budget: float) -> Iterator[ScreenedFleet]:
     scenario = parts.scenario
     fleet, options = scenario.fleet, scenario.plan
     assert scenario.line is not None
-    lines = list(zip(options.line_rates, options.line_costs, strict=True)) or [(scenario.line.rate, scenario.line.cost)]
+    lines = list(zip(options.line_rates, options.line_costs, strict=True)) or [
+        (scenario.line.rate, scenario.line.cost)
+    ]
     relay_section = fleet.relay
     unit = {
         name: parts.unit_cost(section, name) * section.chips_per_engine
@@ -154,7 +202,9 @@ def _screen(parts: Parts, profile: WorkloadProfile, budget: float) -> Iterator[S
     for rate, line_cost in lines:
         section = scenario.line.model_copy(update={"rate": rate, "cost": line_cost})
         rates_of[rate] = unit_rates(parts, profile, flow_bytes_per_s=line_profile(section).flow_bytes_per_s)
-    default = {name: _around(section.engines) for name, section in (("prefill", fleet.prefill), ("main", fleet.main))}
+    default = {
+        name: _around(section.engines) for name, section in (("prefill", fleet.prefill), ("main", fleet.main))
+    }
     relays = options.relay or (_around(relay_section.engines) if relay_section is not None else (0,))
     for prefill, relay, main, (rate, line_cost) in product(
         options.prefill or default["prefill"], relays, options.main or default["main"], lines
@@ -177,7 +227,8 @@ def _distinct(fleets: list[ScreenedFleet], count: int) -> list[ScreenedFleet]:
     chosen: list[ScreenedFleet] = []
     for fleet in fleets:
         if all(
-            abs(fleet.prefill - other.prefill) + abs(fleet.main - other.main) > 0.08 * (other.prefill + other.main)
+            abs(fleet.prefill - other.prefill) + abs(fleet.main - other.main)
+            > 0.08 * (other.prefill + other.main)
             or abs(fleet.relay - other.relay) > max(1, other.relay // 2)
             or fleet.line_rate_bytes_per_s != other.line_rate_bytes_per_s
             for other in chosen
@@ -194,7 +245,9 @@ def _with_fleet(parts: Parts, chosen: ScreenedFleet) -> Parts:
     update = {
         "prefill": fleet.prefill.model_copy(update={"engines": chosen.prefill}),
         "main": fleet.main.model_copy(update={"engines": chosen.main}),
-        "relay": fleet.relay.model_copy(update={"engines": chosen.relay}) if fleet.relay is not None else None,
+        "relay": fleet.relay.model_copy(update={"engines": chosen.relay})
+        if fleet.relay is not None
+        else None,
     }
     assert scenario.line is not None
     line = scenario.line.model_copy(update={"rate": chosen.line_rate_bytes_per_s})
@@ -237,5 +290,8 @@ def _as_json(planned: PlannedFleet) -> dict[str, Any]:
         "binding": planned.binding,
     }
     if planned.figures is not None:
-        result |= {key: planned.figures[key] for key in ("ttft_s", "second_token_s", "relayed_share", "rld_token_share", "md_hit_mean", "use")}
+        result |= {
+            key: planned.figures[key]
+            for key in ("ttft_s", "second_token_s", "relayed_share", "rld_token_share", "md_hit_mean", "use")
+        }
     return result

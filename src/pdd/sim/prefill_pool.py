@@ -1,7 +1,7 @@
 """A pool of prefill engines: queues, chunked batches, prefix caches, placement.
 
-Owns what happens between a request's arrival and its first token. Engines serve their queues in order and pack short
-uncached tails into one chunk, as chunked prefill does.
+Owns what happens between a request's arrival and its first token. Engines serve their queues in order and
+pack short uncached tails into one chunk, as chunked prefill does.
 """
 
 from collections import deque
@@ -17,7 +17,8 @@ from pdd.sim.workload.stream import Paths, Workload
 class PrefillPool:
     """Equal engines of one site.
 
-    ``on_sendable(request)`` runs when the first chunk's KV exists, ``on_done(request)`` when the first token does.
+    ``on_sendable(request)`` runs when the first chunk's KV exists, ``on_done(request)`` when the first
+    token does.
     """
 
     def __init__(
@@ -33,7 +34,11 @@ class PrefillPool:
     ) -> None:
         count = model.section.engines
         self._kernel, self._model, self._on_sendable, self._on_done = kernel, model, on_sendable, on_done
-        self._inputs, self._parents, self._size = workload.input_tokens, workload.parent, workload.block_tokens
+        self._inputs, self._parents, self._size = (
+            workload.input_tokens,
+            workload.parent,
+            workload.block_tokens,
+        )
         self._segments, self._blocks = paths.prompt_segment, paths.prompt_blocks
         self._chunk_tokens = model.section.chunk_tokens
         blocks = model.section.cache / (model.roofline.kv.bytes_per_token * workload.block_tokens)
@@ -52,6 +57,11 @@ class PrefillPool:
         self.started_s: list[float] = [0.0] * len(workload)
         self.busy_s = 0.0
         self.computed_tokens = 0
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of the pool."""
+        return len(self._queues)
 
     @property
     def num_waiting(self) -> int:
@@ -168,7 +178,9 @@ class _ChunkTimer:
         self._measured = model.chunk_s if model.section.prefill_curve else None
         self._roofline = roofline
         chips = roofline.chips
-        peak = roofline.chip.fp8_flops_per_s if roofline.weights.fp8_compute else roofline.chip.bf16_flops_per_s
+        peak = (
+            roofline.chip.fp8_flops_per_s if roofline.weights.fp8_compute else roofline.chip.bf16_flops_per_s
+        )
         self._tile = efficiency.tile_tokens
         self._linear_s = 2 * roofline.shape.active_params / (chips * peak * efficiency.linear_ratio)
         self._attention_rate = chips * roofline.chip.bf16_flops_per_s * efficiency.attention_ratio
@@ -178,7 +190,9 @@ class _ChunkTimer:
             if all(group.max_visible is None for group in groups)
             else None
         )
-        self._kv_s = roofline.kv.bytes_per_token / (chips * roofline.chip.hbm_bytes_per_s * efficiency.bandwidth_ratio)
+        self._kv_s = roofline.kv.bytes_per_token / (
+            chips * roofline.chip.hbm_bytes_per_s * efficiency.bandwidth_ratio
+        )
         self._overhead_s = efficiency.chunk_overhead_s
         self._is_parallel = chips > 1
         self._dense_read_s = 0.0 if roofline.shape.experts else roofline.weight_read_s(1)

@@ -3,8 +3,9 @@
 Owns its equations and their optimum over the threshold and the split of local engines.
 
 Source:
-    arXiv 2604.15039: theta_prfaas = min(N / T_prefill(l_long), B_out / S_kv(l_long)); theta_p = N_p / T_prefill(l_short);
-    theta_d = N_d BS_max / (T_decode L_out); Lambda_max = min(theta_prfaas / p, theta_p / (1 - p), theta_d).
+    arXiv 2604.15039: theta_prfaas = min(N / T_prefill(l_long), B_out / S_kv(l_long)); theta_p = N_p /
+    T_prefill(l_short); theta_d = N_d BS_max / (T_decode L_out); Lambda_max = min(theta_prfaas / p, theta_p
+    / (1 - p), theta_d).
 """
 
 from bisect import bisect_right
@@ -23,8 +24,14 @@ class Curve:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.lengths) < 2 or len(self.lengths) != len(self.values) or list(self.lengths) != sorted(set(self.lengths)):
-            raise ConfigurationError("a curve needs at least two points, with growing lengths and one value each")
+        if (
+            len(self.lengths) < 2
+            or len(self.lengths) != len(self.values)
+            or list(self.lengths) != sorted(set(self.lengths))
+        ):
+            raise ConfigurationError(
+                "a curve needs at least two points, with growing lengths and one value each"
+            )
 
     def at(self, length: float) -> float:
         """The value at a length."""
@@ -36,7 +43,9 @@ class Curve:
 
 KIB = 1024.0
 MIB = 1024.0**2
-PUBLISHED_KV_BYTES = Curve((KIB, 8 * KIB, 32 * KIB, 128 * KIB), tuple(mib * MIB for mib in (190.8, 308.9, 701.3, 2316.3)))
+PUBLISHED_KV_BYTES = Curve(
+    (KIB, 8 * KIB, 32 * KIB, 128 * KIB), tuple(mib * MIB for mib in (190.8, 308.9, 701.3, 2316.3))
+)
 """S_kv of the paper's 1T hybrid model."""
 PUBLISHED_PREFILL_S = Curve((KIB, 8 * KIB, 32 * KIB, 128 * KIB), (0.44, 0.72, 1.84, 7.40))
 """T_prefill of that model on 8 x H200."""

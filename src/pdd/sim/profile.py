@@ -77,8 +77,13 @@ def mean_prefill_s(profile: WorkloadProfile, model: RoleModel) -> float:
     return total / len(profile.misses)
 
 
-def relayed_share(profile: WorkloadProfile, parts: Parts, *, flow_bytes_per_s: float, slack_s: float) -> tuple[float, float]:
+def relayed_share(
+    profile: WorkloadProfile, parts: Parts, *, flow_bytes_per_s: float, slack_s: float
+) -> tuple[float, float]:
     """``(share of requests whose transfer alone exceeds the slack, their mean transfer time)``."""
-    times = [parts.kv.delta_bytes(profile.input_tokens, profile.input_tokens - delta) / flow_bytes_per_s for delta in profile.deltas]
+    times = [
+        parts.kv.delta_bytes(profile.input_tokens, profile.input_tokens - delta) / flow_bytes_per_s
+        for delta in profile.deltas
+    ]
     beyond = [time for time in times if time > slack_s]
     return len(beyond) / len(times), sum(beyond) / len(beyond) if beyond else 0.0

@@ -1,6 +1,7 @@
 """Checks of the simulator's own parts against queueing theory.
 
-Owns single-server experiments whose answers are known in closed form, played on the very classes a fleet run uses.
+Owns single-server experiments whose answers are known in closed form, played on the very classes a fleet
+run uses.
 """
 
 import random
@@ -35,12 +36,14 @@ class QueueCheck:
         return self.measured_s / self.expected_s - 1
 
 
-def check_line(name: str, *, load: float, fixed_size: bool, shared: bool, arrivals: int, seed: int) -> QueueCheck:
+def check_line(
+    name: str, *, load: float, fixed_size: bool, shared: bool, arrivals: int, seed: int
+) -> QueueCheck:
     """M/M/1 or M/D/1 first-come (one flow at a time), or processor sharing (all flows at once), on the line.
 
     Source:
-        M/M/1: 1 / (mu - lambda). M/D/1 (Pollaczek-Khinchine): 1/mu + rho / (2 mu (1 - rho)). M/G/1 processor sharing:
-        1 / (mu (1 - rho)), whatever the sizes.
+        M/M/1: 1 / (mu - lambda). M/D/1 (Pollaczek-Khinchine): 1/mu + rho / (2 mu (1 - rho)). M/G/1
+        processor sharing: 1 / (mu (1 - rho)), whatever the sizes.
     """
     kernel = Kernel()
     profile = LineProfile(rate_bytes_per_s=1.0, rtt_s=0.0, flow_bytes_per_s=1.0, pool=10**9 if shared else 1)
@@ -62,11 +65,15 @@ def check_line(name: str, *, load: float, fixed_size: bool, shared: bool, arriva
     kernel.run(arrivals=times, on_arrival=arrive, until_s=times[-1])
     in_flight = arrivals - done
     kernel.run()
-    if shared or not fixed_size:
-        expected = 1 / (1 - load)
-    else:
-        expected = 1 + load / (2 * (1 - load))
-    return QueueCheck(name=name, expected_s=expected, measured_s=total / done, arrivals=arrivals, done=arrivals - in_flight, in_flight=in_flight)
+    expected = 1 / (1 - load) if shared or not fixed_size else 1 + load / (2 * (1 - load))
+    return QueueCheck(
+        name=name,
+        expected_s=expected,
+        measured_s=total / done,
+        arrivals=arrivals,
+        done=arrivals - in_flight,
+        in_flight=in_flight,
+    )
 
 
 def check_decode_engine(*, load: float, arrivals: int, seed: int) -> QueueCheck:
@@ -85,11 +92,17 @@ def check_decode_engine(*, load: float, arrivals: int, seed: int) -> QueueCheck:
 
     engine = DecodeEngine(
         kernel,
-        DecodeTimes(base_s=[float(batch) for batch in range(2_000)], per_context_s=0.0, capacity_tokens=float("inf")),
+        DecodeTimes(
+            base_s=[float(batch) for batch in range(2_000)], per_context_s=0.0, capacity_tokens=float("inf")
+        ),
         on_start=lambda request: Admission(context_tokens=0.0, tokens=sizes[request]),
         on_done=finished,
     )
-    kernel.run(arrivals=times, on_arrival=lambda request: engine.join(request, 0.0, sizes[request]), until_s=times[-1])
+    kernel.run(
+        arrivals=times,
+        on_arrival=lambda request: engine.join(request, 0.0, sizes[request]),
+        until_s=times[-1],
+    )
     in_flight = arrivals - done
     kernel.run()
     return QueueCheck(
@@ -105,10 +118,38 @@ def check_decode_engine(*, load: float, arrivals: int, seed: int) -> QueueCheck:
 def all_queue_checks(*, arrivals: int = 200_000, load: float = 0.6, seed: int = 3) -> list[QueueCheck]:
     """The four experiments."""
     return [
-        check_line("M/M/1 (line, one flow at a time)", load=load, fixed_size=False, shared=False, arrivals=arrivals, seed=seed),
-        check_line("M/D/1 (line, one flow at a time)", load=load, fixed_size=True, shared=False, arrivals=arrivals, seed=seed),
-        check_line("M/M/1 processor sharing (line)", load=load, fixed_size=False, shared=True, arrivals=arrivals, seed=seed),
-        check_line("M/D/1 processor sharing (line)", load=load, fixed_size=True, shared=True, arrivals=arrivals, seed=seed),
+        check_line(
+            "M/M/1 (line, one flow at a time)",
+            load=load,
+            fixed_size=False,
+            shared=False,
+            arrivals=arrivals,
+            seed=seed,
+        ),
+        check_line(
+            "M/D/1 (line, one flow at a time)",
+            load=load,
+            fixed_size=True,
+            shared=False,
+            arrivals=arrivals,
+            seed=seed,
+        ),
+        check_line(
+            "M/M/1 processor sharing (line)",
+            load=load,
+            fixed_size=False,
+            shared=True,
+            arrivals=arrivals,
+            seed=seed,
+        ),
+        check_line(
+            "M/D/1 processor sharing (line)",
+            load=load,
+            fixed_size=True,
+            shared=True,
+            arrivals=arrivals,
+            seed=seed,
+        ),
         check_decode_engine(load=load, arrivals=arrivals, seed=seed),
     ]
 

@@ -1,7 +1,7 @@
 """Engine time from a chip's data sheet, the model's shape and stated efficiencies.
 
-Owns the roofline of prefill and decode. Every efficiency is an input and is reported with each prediction; this module
-holds no constant that was fitted to anything.
+Owns the roofline of prefill and decode. Every efficiency is an input and is reported with each prediction;
+this module holds no constant that was fitted to anything.
 """
 
 from dataclasses import dataclass
@@ -55,17 +55,33 @@ class Roofline:
     """Times of one engine: one model replica on ``chips`` equal chips in tensor or expert parallel.
 
     Source:
-        Williams et al., "Roofline", CACM 2009: time is the larger of work / peak and bytes / bandwidth. Collectives of
-        tensor parallelism: two all-reduces a layer, ring cost 2 (n - 1) / n. Chunk floor and tiles: Sarathi-Serve
-        (arXiv 2403.02310), section 4.3.
+        Williams et al., "Roofline", CACM 2009: time is the larger of work / peak and bytes / bandwidth.
+        Collectives of tensor parallelism: two all-reduces a layer, ring cost 2 (n - 1) / n. Chunk floor and
+        tiles: Sarathi-Serve (arXiv 2403.02310), section 4.3.
     """
 
     def __init__(
-        self, *, shape: ModelShape, kv: KvFootprint, weights: Weights, chip: Chip, chips: int, efficiency: Efficiency
+        self,
+        *,
+        shape: ModelShape,
+        kv: KvFootprint,
+        weights: Weights,
+        chip: Chip,
+        chips: int,
+        efficiency: Efficiency,
     ) -> None:
-        self.shape, self.kv, self.weights, self.chip, self.chips, self.efficiency = shape, kv, weights, chip, chips, efficiency
+        self.shape, self.kv, self.weights, self.chip, self.chips, self.efficiency = (
+            shape,
+            kv,
+            weights,
+            chip,
+            chips,
+            efficiency,
+        )
         if chips > 1 and not chip.link_bytes_per_s:
-            raise ConfigurationError(f"chip {chip.name} states no link rate, so an engine of {chips} of them has no prediction")
+            raise ConfigurationError(
+                f"chip {chip.name} states no link rate, so an engine of {chips} of them has no prediction"
+            )
         peak = chip.fp8_flops_per_s if weights.fp8_compute else chip.bf16_flops_per_s
         self._linear_flops_per_s = chips * peak * efficiency.linear_ratio
         self._attention_flops_per_s = chips * chip.bf16_flops_per_s * efficiency.attention_ratio
@@ -90,7 +106,9 @@ class Roofline:
         tiled = ceil(query_tokens / tile) * tile
         compute = 2 * self.shape.active_params * tiled / self._linear_flops_per_s
         compute += self.shape.attention_flops(query_tokens, cached_tokens) / self._attention_flops_per_s
-        memory = self.weight_read_s(query_tokens) + cached_tokens * self.kv.bytes_per_token / self._bytes_per_s
+        memory = (
+            self.weight_read_s(query_tokens) + cached_tokens * self.kv.bytes_per_token / self._bytes_per_s
+        )
         return max(compute, memory) + self.collective_s(query_tokens) + self.efficiency.chunk_overhead_s
 
     def prefill_s(self, query_tokens: int, cached_tokens: float, *, chunk_tokens: int) -> float:
@@ -108,12 +126,17 @@ class Roofline:
         return base + per_context * context_tokens
 
     def decode_terms(self, batch: float) -> tuple[float, float]:
-        """``(base_s, s_per_context_token)`` of a decode step: what reading weights costs, and each cached token.
+        """``(base_s, s_per_context_token)`` of a decode step: what reading weights costs, and each cached
+        token.
 
         Attention in decode is bound by reading KV, weights by the larger of reading and multiplying.
         """
         multiply = 2 * self.shape.active_params * batch / self._linear_flops_per_s
-        base = max(self.weight_read_s(batch), multiply) + self.collective_s(batch) + self.efficiency.step_overhead_s
+        base = (
+            max(self.weight_read_s(batch), multiply)
+            + self.collective_s(batch)
+            + self.efficiency.step_overhead_s
+        )
         return base, self._kv_read_bytes_per_token / self._bytes_per_s
 
     @property
@@ -125,7 +148,9 @@ class Roofline:
         return max(0, int(self.kv_capacity_bytes / self.kv.request_bytes(context_tokens)))
 
     def batch_within(self, context_tokens: float, tpot_s: float) -> float:
-        """Largest batch of equal contexts whose step stays within ``tpot_s`` and whose KV fits; 0 if none does."""
+        """Largest batch of equal contexts whose step stays within ``tpot_s`` and whose KV fits; 0 if none
+        does.
+        """
         best = 0
         for batch in range(1, self.max_batch(context_tokens) + 1):
             if self.decode_step_s(batch, batch * context_tokens) > tpot_s:

@@ -1,11 +1,13 @@
 """One run: a stream of requests through a fleet, under one architecture.
 
-Owns the life of a request in the simulator. Decisions are the router's own functions (``pdd.policy``); times come from
+Owns the life of a request in the simulator. Decisions are the router's own functions (``pdd.policy``);
+times come from
 ``fleet``; queues and flows from ``prefill_pool``, ``line`` and ``decode_engine``.
 """
 
+import gc
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 from pdd.policy.affinity import CacheCandidate, place_near_cache
@@ -26,7 +28,9 @@ from pdd.sim.scenario import PolicySection, RoleSection
 from pdd.sim.workload.stream import Paths, Workload
 
 DRAIN_S = 1_200.0
-"""After the last arrival a run goes on at most so long; what is then still open was never going to meet an SLO."""
+"""After the last arrival a run goes on at most so long; what is then still open was never going to meet an
+SLO.
+"""
 HOT_PREFIX_SESSIONS = 3
 """A prefix is hot if at least so many sessions begin with it."""
 HELD_RANK_S = 3_600.0
@@ -36,7 +40,9 @@ HELD_RANK_S = 3_600.0
 class FleetRun:
     """State of one run; ``run()`` plays it to its end."""
 
-    def __init__(self, parts: Parts, workload: Workload, paths: Paths, *, line: LineProfile | None = None) -> None:
+    def __init__(
+        self, parts: Parts, workload: Workload, paths: Paths, *, line: LineProfile | None = None
+    ) -> None:
         scenario = parts.scenario
         fleet, policy = scenario.fleet, scenario.policy
         self.parts, self.workload, self.paths, self.policy = parts, workload, paths, policy
@@ -80,7 +86,8 @@ class FleetRun:
         model = self._main_model = self.parts.role(section, "main")
         count = section.engines
         self.mains = [
-            DecodeEngine(self.kernel, model.decode, on_start=self._main_starts, on_done=self._main_done) for _ in range(count)
+            DecodeEngine(self.kernel, model.decode, on_start=self._main_starts, on_done=self._main_done)
+            for _ in range(count)
         ]
         blocks = section.cache / (self._kv.bytes_per_token * self.workload.block_tokens)
         self.main_caches = [PrefixCache(self.paths.tree, blocks) for _ in range(count)]
@@ -104,7 +111,9 @@ class FleetRun:
         mean = sum(self.workload.input_tokens) / len(self.workload)
         self._relay_capacity = max(1, min(section.max_batch, _slots(model, mean)))
         self._relay_views = {
-            (engine, load): EngineView(id=str(engine), healthy=True, running=load, capacity=self._relay_capacity)
+            (engine, load): EngineView(
+                id=str(engine), healthy=True, running=load, capacity=self._relay_capacity
+            )
             for engine in range(section.engines)
             for load in range(self._relay_capacity + 1)
         }
@@ -121,10 +130,15 @@ class FleetRun:
         if scenario.line.codec_rate is not None:
             flow_rate = min(profile.flow_bytes_per_s, scenario.line.codec_rate * self._sent_shrink)
             profile = LineProfile(
-                rate_bytes_per_s=profile.rate_bytes_per_s, rtt_s=profile.rtt_s, flow_bytes_per_s=flow_rate, pool=profile.pool
+                rate_bytes_per_s=profile.rate_bytes_per_s,
+                rtt_s=profile.rtt_s,
+                flow_bytes_per_s=flow_rate,
+                pool=profile.pool,
             )
         self._profile = profile
-        order = WanOrderParams(order=policy.wan_order, patience_ratio=policy.patience_ratio, masked_grace_s=policy.masked_grace)
+        order = WanOrderParams(
+            order=policy.wan_order, patience_ratio=policy.patience_ratio, masked_grace_s=policy.masked_grace
+        )
         self.line = Line(self.kernel, profile, order)
 
     def _build_policies(self, policy: PolicySection) -> None:
@@ -141,10 +155,26 @@ class FleetRun:
     def run(self, *, on_progress: Callable[[float], None] | None = None) -> RunTotals:
         """Plays all arrivals and up to ``DRAIN_S`` of what they left open."""
         arrivals = self.workload.arrival_s
-        self.kernel.run(until_s=arrivals[-1] + DRAIN_S, arrivals=arrivals, on_arrival=self._arrive, on_progress=on_progress)
+        # Nothing here is cyclic, and a full collection walks every column: a tenth of the time of a long run.
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._play(arrivals, on_progress)
+        finally:
+            if was_collecting:
+                gc.enable()
         return self._totals()
 
-    # -- arrival ---------------------------------------------------------------------------------------------------
+    def _play(self, arrivals: Sequence[float], on_progress: Callable[[float], None] | None) -> None:
+        self.kernel.run(
+            until_s=arrivals[-1] + DRAIN_S,
+            arrivals=arrivals,
+            on_arrival=self._arrive,
+            on_progress=on_progress,
+        )
+
+    # -- arrival
+    # ---------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
         if self._is_causal:
@@ -172,7 +202,10 @@ class FleetRun:
             self._choose_pipeline(request, tokens - hit, output)
         else:
             self.outcome.pipeline[request] = P_MD
-            if self.local_prefill is not None and self.prefill.uncached_tokens(request) <= self._offload_above:
+            if (
+                self.local_prefill is not None
+                and self.prefill.uncached_tokens(request) <= self._offload_above
+            ):
                 self._is_local[request] = 1
                 pool = self.local_prefill
         pool.submit(request)
@@ -202,8 +235,16 @@ class FleetRun:
                     return hit
                 decision = place_near_cache(
                     (
-                        CacheCandidate(id=home, wait_s=self._main_wait_s(home, tokens, output), work_s=self._cross_s(tokens - home_hit)),
-                        CacheCandidate(id=chosen, wait_s=self._main_wait_s(chosen, tokens, output), work_s=self._cross_s(tokens - hit)),
+                        CacheCandidate(
+                            id=home,
+                            wait_s=self._main_wait_s(home, tokens, output),
+                            work_s=self._cross_s(tokens - home_hit),
+                        ),
+                        CacheCandidate(
+                            id=chosen,
+                            wait_s=self._main_wait_s(chosen, tokens, output),
+                            work_s=self._cross_s(tokens - hit),
+                        ),
                     )
                 )
                 if decision.id == home:
@@ -236,11 +277,14 @@ class FleetRun:
         line = self.line
         assert line is not None
         relay = self._relay_load.index(min(self._relay_load))
-        # Where low hits may end on RLD, its being full sends nobody elsewhere: that is what the pipeline rule forbids.
+        # Where low hits may end on RLD, its being full sends nobody elsewhere: that is what the pipeline
+        # rule forbids.
         running = 0 if self.architecture == "pdd-with-p-rld" else self._relay_load[relay]
         capacity = self._relay_capacity
         threshold_s = relay_threshold_s(
-            second_token_slo_s=self.policy.second_token_slack, relay_load_ratio=running / capacity, params=self._threshold_params
+            second_token_slo_s=self.policy.second_token_slack,
+            relay_load_ratio=running / capacity,
+            params=self._threshold_params,
         )
         rate = line.share_bytes_per_s
         decision = decide_pipeline(
@@ -248,9 +292,13 @@ class FleetRun:
                 forced="auto",
                 not_relayable=None,
                 link=LinkView(
-                    rate_bytes_per_s=rate / self._sent_shrink, rtt_s=self._profile.rtt_s, queued_bytes=int(line.queue_s() * rate)
+                    rate_bytes_per_s=rate / self._sent_shrink,
+                    rtt_s=self._profile.rtt_s,
+                    queued_bytes=int(line.queue_s() * rate),
                 ),
-                delta=DeltaView(missing_chunks=-(-missing // self.workload.block_tokens), chunk_bytes=self._block_bytes),
+                delta=DeltaView(
+                    missing_chunks=-(-missing // self.workload.block_tokens), chunk_bytes=self._block_bytes
+                ),
                 relay=self._relay_views[relay, running if running < capacity else capacity],
                 main_reachable=True,
                 second_token_slo_s=threshold_s,
@@ -264,7 +312,8 @@ class FleetRun:
         self._relay_load[relay] += 1
         self._relay_of[request] = relay
 
-    # -- prefill and transfer --------------------------------------------------------------------------------------
+    # -- prefill and transfer
+    # --------------------------------------------------------------------------------------
 
     def _sendable(self, request: int) -> None:
         """The first chunk of KV exists: the transfer to MD begins."""
@@ -305,22 +354,39 @@ class FleetRun:
             return
         tokens = self.workload.input_tokens[request]
         if self.line is None or self._is_local[request]:
-            started = (self.local_prefill if self._is_local[request] else self.prefill).started_s[request]  # type: ignore[union-attr]
-            kernel.at(self._fast_arrival_s(request, tokens, started), DEFERRED, self._landed, request)
+            pool = (
+                self.prefill
+                if self.local_prefill is None or not self._is_local[request]
+                else self.local_prefill
+            )
+            kernel.at(self._fast_arrival_s(request, tokens, pool), DEFERRED, self._landed, request)
             return
         if request in self._relay_of:
-            arrival = self._fast_arrival_s(request, tokens, self.prefill.started_s[request])
-            kernel.at(arrival, DEFERRED, self._reach_relay, request)
+            kernel.at(
+                self._fast_arrival_s(request, tokens, self.prefill), DEFERRED, self._reach_relay, request
+            )
         crossed = outcome.landed_s[request]
         if crossed:  # the line was faster than the prefill; only the last chunk is still missing
-            last = min(self.prefill.miss_tokens[request], self._chunk_tokens) * self._kv.bytes_per_token * self._sent_shrink
-            kernel.at(now + self._profile.rtt_s + last / self._profile.flow_bytes_per_s, DEFERRED, self._landed, request)
+            last = (
+                min(self.prefill.miss_tokens[request], self._chunk_tokens)
+                * self._kv.bytes_per_token
+                * self._sent_shrink
+            )
+            kernel.at(
+                now + self._profile.rtt_s + last / self._profile.flow_bytes_per_s,
+                DEFERRED,
+                self._landed,
+                request,
+            )
 
-    def _fast_arrival_s(self, request: int, tokens: int, started_s: float) -> float:
-        """When all KV has reached an engine of the same site: the cached part goes while the rest is computed."""
+    def _fast_arrival_s(self, request: int, tokens: int, pool: PrefillPool) -> float:
+        """When all KV has reached an engine of the same site: the cached part goes while the rest is
+        computed.
+        """
         per_token = self._kv.bytes_per_token / self._fast.rate
-        last = min(self.prefill.miss_tokens[request], self._chunk_tokens)
-        return max(self.kernel.now_s + last * per_token, started_s + tokens * per_token) + self._fast.rtt
+        last = min(pool.miss_tokens[request], self._chunk_tokens)
+        begun_s = pool.started_s[request]
+        return max(self.kernel.now_s + last * per_token, begun_s + tokens * per_token) + self._fast.rtt
 
     def _crossed(self, request: int) -> None:
         """The last byte has left the line."""
@@ -348,14 +414,19 @@ class FleetRun:
 
     def _join_main(self, request: int) -> None:
         work = self.workload
-        self.mains[self._main_of[request]].join(request, work.input_tokens[request], work.output_tokens[request] - 1)
+        self.mains[self._main_of[request]].join(
+            request, work.input_tokens[request], work.output_tokens[request] - 1
+        )
 
-    # -- relay -----------------------------------------------------------------------------------------------------
+    # -- relay
+    # -----------------------------------------------------------------------------------------------------
 
     def _reach_relay(self, request: int) -> None:
         if not self.outcome.is_done[request]:
             work = self.workload
-            self.relays[self._relay_of[request]].join(request, work.input_tokens[request], work.output_tokens[request] - 1)
+            self.relays[self._relay_of[request]].join(
+                request, work.input_tokens[request], work.output_tokens[request] - 1
+            )
 
     def _relay_starts(self, request: int) -> Admission | None:
         relay = self._relay_of.get(request)
@@ -385,7 +456,8 @@ class FleetRun:
         self._relay_load[relay] -= 1
         return relay
 
-    # -- main decode -----------------------------------------------------------------------------------------------
+    # -- main decode
+    # -----------------------------------------------------------------------------------------------
 
     def _main_starts(self, request: int) -> Admission | None:
         outcome, work = self.outcome, self.workload
@@ -403,14 +475,18 @@ class FleetRun:
             outcome.first_s[request] = now + load_s + main.extend_time_s(tail, tokens) + main.step_s
             output += 1  # nobody else made the first token
             if self._has_drc:
-                self.main_caches[self._main_of[request]].insert(self.paths.full_segment[request], self.paths.full_blocks[request])
+                self.main_caches[self._main_of[request]].insert(
+                    self.paths.full_segment[request], self.paths.full_blocks[request]
+                )
         hold_s = load_s + main.extend_time_s(tail, tokens)
         if self.line is not None:
             hold_s += self._profile.rtt_s
         outcome.second_s[request] = max(outcome.first_s[request], now + hold_s) + main.step_s
         return Admission(context_tokens=tokens, tokens=output - 1, extend_tokens=tail, hold_s=hold_s)
 
-    def _hand_over(self, request: int, tokens: int, output: int, main: DecodeEngine, load_s: float) -> Admission:
+    def _hand_over(
+        self, request: int, tokens: int, output: int, main: DecodeEngine, load_s: float
+    ) -> Admission:
         relay_index = self._relay_of[request]
         relay = self.relays[relay_index]
         rtt_s = self._profile.rtt_s
@@ -431,9 +507,14 @@ class FleetRun:
         if decision.mode == "catch-up":
             rounds, left = 0, gap
             while not catch_up_ends(
-                gap_tokens=int(left), rounds=rounds, stop_gap_tokens=decision.stop_gap_tokens, max_rounds=decision.max_rounds
+                gap_tokens=int(left),
+                rounds=rounds,
+                stop_gap_tokens=decision.stop_gap_tokens,
+                max_rounds=decision.max_rounds,
             ):
-                round_s = rtt_s + main.extend_time_s(left, tokens) + main.step_s + (load_s if not rounds else 0.0)
+                round_s = (
+                    rtt_s + main.extend_time_s(left, tokens) + main.step_s + (load_s if not rounds else 0.0)
+                )
                 catch_up_s += round_s
                 left = round_s / relay.step_s
                 rounds += 1
@@ -445,7 +526,9 @@ class FleetRun:
             hold_s = self.outcome.stall_s[request] = rtt_s / 2 + load_s + main.extend_time_s(gap, tokens)
             self._leave_relay(request)
         self.outcome.relay_tokens[request] = made
-        return Admission(context_tokens=tokens + made, tokens=output - 1 - made, extend_tokens=gap, hold_s=hold_s)
+        return Admission(
+            context_tokens=tokens + made, tokens=output - 1 - made, extend_tokens=gap, hold_s=hold_s
+        )
 
     def _leave_relay(self, request: int) -> None:
         if request in self._relay_of:
@@ -471,9 +554,12 @@ class FleetRun:
         """A turn that waited for this answer comes after its gap."""
         following = self._successor.pop(request, None)
         if following is not None:
-            self.kernel.at(self.kernel.now_s + self.workload.gap_s[following], ARRIVAL, self._enter, following)
+            self.kernel.at(
+                self.kernel.now_s + self.workload.gap_s[following], ARRIVAL, self._enter, following
+            )
 
-    # -- the rest --------------------------------------------------------------------------------------------------
+    # -- the rest
+    # --------------------------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
         """Sessions that began before the window find their history on one MD and in the prefill cache."""
@@ -496,7 +582,11 @@ class FleetRun:
         children: dict[int, int] = {}
         for above in tree.parent:
             children[above] = children.get(above, 0) + 1
-        ends = {segment: inf for segment in children if segment != ROOT and children[segment] >= HOT_PREFIX_SESSIONS}
+        ends = {
+            segment: inf
+            for segment in children
+            if segment != ROOT and children[segment] >= HOT_PREFIX_SESSIONS
+        }
         for segment, above in enumerate(tree.parent):
             if above in ends:
                 ends[above] = min(ends[above], tree.start[segment])
@@ -510,12 +600,14 @@ class FleetRun:
     def _totals(self) -> RunTotals:
         span = self.workload.arrival_s[-1] - self.workload.arrival_s[0] or 1.0
         pools = [self.prefill] + ([self.local_prefill] if self.local_prefill is not None else [])
-        engines = sum(pool._model.section.engines for pool in pools)  # noqa: SLF001
+        engines = sum(pool.num_engines for pool in pools)
         relay_tokens, made = sum(self.outcome.relay_tokens), sum(self.workload.output_tokens)
         line_ratio = 0.0
         if self.line is not None:
-            line_ratio = self.line.sent_bytes / span / min(
-                self._profile.rate_bytes_per_s, self._profile.flow_bytes_per_s * self._profile.pool
+            line_ratio = (
+                self.line.sent_bytes
+                / span
+                / min(self._profile.rate_bytes_per_s, self._profile.flow_bytes_per_s * self._profile.pool)
             )
         return RunTotals(
             end_s=self.workload.arrival_s[-1],
@@ -528,7 +620,8 @@ class FleetRun:
             main_busy_ratio=1 - relay_tokens / made if made else 0.0,
             line_busy_ratio=line_ratio,
             prefill_computed_tokens=sum(pool.computed_tokens for pool in pools),
-            main_evicted_tokens=sum(cache.evicted_blocks for cache in self.main_caches) * self.workload.block_tokens,
+            main_evicted_tokens=sum(cache.evicted_blocks for cache in self.main_caches)
+            * self.workload.block_tokens,
             wan_sent_bytes=(self.line.sent_bytes if self.line is not None else 0.0) + self.hot_bytes,
             hot_bytes=self.hot_bytes,
         )
@@ -538,7 +631,11 @@ def _slots(model: RoleModel, context_tokens: float) -> int:
     """Requests of a mean context one relay runs at once: by memory and by time per token."""
     times = model.decode
     slots = int(times.capacity_tokens / context_tokens)
-    while slots > 1 and times.base_s[min(slots, len(times.base_s) - 1)] + times.per_context_s * slots * context_tokens > times.max_step_s:
+    while (
+        slots > 1
+        and times.base_s[min(slots, len(times.base_s) - 1)] + times.per_context_s * slots * context_tokens
+        > times.max_step_s
+    ):
         slots -= 1
     return slots
 

@@ -1,7 +1,7 @@
 """The schema of a scenario file: every assumption behind a prediction, with its unit.
 
-Owns reading and checking ``scenario.toml``. Quantities people type (``"100gbit"``, ``"30ms"``, ``"512GiB"``) are parsed
-here; from here on everything is bytes, seconds and bytes per second.
+Owns reading and checking ``scenario.toml``. Quantities people type (``"100gbit"``, ``"30ms"``,
+``"512GiB"``) are parsed here; from here on everything is bytes, seconds and bytes per second.
 """
 
 import tomllib
@@ -14,9 +14,15 @@ from pdd.core.errors import ConfigurationError
 from pdd.core.units import parse_duration_s, parse_rate_bytes_per_s, parse_size_bytes
 from pdd.sim.messages import explain_validation
 
-Rate = Annotated[float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)]
-Duration = Annotated[float, BeforeValidator(lambda v: parse_duration_s(v) if isinstance(v, str) else v), Field(ge=0)]
-Size = Annotated[float, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)]
+Rate = Annotated[
+    float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)
+]
+Duration = Annotated[
+    float, BeforeValidator(lambda v: parse_duration_s(v) if isinstance(v, str) else v), Field(ge=0)
+]
+Size = Annotated[
+    float, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)
+]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Architecture = Literal["one-site", "naive", "prfaas", "pdd", "pdd-with-p-rld"]
@@ -142,9 +148,13 @@ class FleetSection(Section):
         if not self.prefill.engines or not self.main.engines:
             raise ValueError("fleet needs at least one prefill and one main engine (engines = 0)")
         if self.architecture.startswith("pdd") and (self.relay is None or not self.relay.engines):
-            raise ValueError(f"fleet.relay is required for architecture {self.architecture}, with at least one engine")
+            raise ValueError(
+                f"fleet.relay is required for architecture {self.architecture}, with at least one engine"
+            )
         if self.architecture == "prfaas" and (self.local_prefill is None or not self.local_prefill.engines):
-            raise ValueError("fleet.local_prefill is required for architecture prfaas, with at least one engine")
+            raise ValueError(
+                "fleet.local_prefill is required for architecture prfaas, with at least one engine"
+            )
         return self
 
 
@@ -275,7 +285,9 @@ def load_scenario(path: Path, *, overrides: tuple[str, ...] = ()) -> Scenario:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigurationError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     for override in overrides:
@@ -291,7 +303,9 @@ def parse_scenario(values: dict[str, Any], *, source: str, base: Path) -> Scenar
         raise ConfigurationError(explain_validation(error, source=source, what="scenario")) from error
     update: dict[str, Any] = {}
     if scenario.workload.path:
-        update["workload"] = scenario.workload.model_copy(update={"path": _absolute(scenario.workload.path, base)})
+        update["workload"] = scenario.workload.model_copy(
+            update={"path": _absolute(scenario.workload.path, base)}
+        )
     if scenario.chips:
         update["chips"] = _absolute(scenario.chips, base)
     return scenario.model_copy(update=update)
@@ -304,7 +318,9 @@ def _absolute(path: str, base: Path) -> str:
 def _lay_over(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator:
-        raise ConfigurationError(f"--set {override!r}: expected section.key=value, as in line.rate='\"50gbit\"'")
+        raise ConfigurationError(
+            f"--set {override!r}: expected section.key=value, as in line.rate='\"50gbit\"'"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

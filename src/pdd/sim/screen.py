@@ -11,7 +11,9 @@ from pdd.sim.fleet import Parts, RoleModel
 from pdd.sim.profile import WorkloadProfile, mean_prefill_s, relayed_share
 
 USABLE_RATIO = 0.85
-"""Share of a part's capacity that is usable before its queue breaks an SLO; only ranks candidates for simulation."""
+"""Share of a part's capacity that is usable before its queue breaks an SLO; only ranks candidates for
+simulation.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,9 @@ class ScreenedFleet:
 
 
 def decode_rate(model: RoleModel, *, context_tokens: float, output_tokens: float) -> tuple[float, float, str]:
-    """``(requests per second, batch, bound)`` of one decode engine at a mean context, within its time per token."""
+    """``(requests per second, batch, bound)`` of one decode engine at a mean context, within its time per
+    token.
+    """
     times = model.decode
     by_memory = int(times.capacity_tokens / (context_tokens + output_tokens))
     limit = min(by_memory, len(times.base_s) - 1)
@@ -81,7 +85,11 @@ def decode_rate(model: RoleModel, *, context_tokens: float, output_tokens: float
 
 
 def unit_rates(
-    parts: Parts, profile: WorkloadProfile, *, flow_bytes_per_s: float, roles: Mapping[str, RoleModel] | None = None
+    parts: Parts,
+    profile: WorkloadProfile,
+    *,
+    flow_bytes_per_s: float,
+    roles: Mapping[str, RoleModel] | None = None,
 ) -> UnitRates:
     """Rates of single units under a workload."""
     scenario = parts.scenario
@@ -97,7 +105,11 @@ def unit_rates(
             profile, parts, flow_bytes_per_s=flow_bytes_per_s, slack_s=scenario.policy.second_token_slack
         )
         # RLD holds a request from its landing until the handoff: the WAN time, the load and a round trip.
-        hold_s = wan_s + profile.input_tokens * relay.load_s_per_token + (scenario.line.rtt if scenario.line else 0.0)
+        hold_s = (
+            wan_s
+            + profile.input_tokens * relay.load_s_per_token
+            + (scenario.line.rtt if scenario.line else 0.0)
+        )
         _, relay_batch, _ = decode_rate(relay, context_tokens=context, output_tokens=profile.output_tokens)
         relay_rps = relay_batch / (share * hold_s) if share and hold_s else inf
     shrink = scenario.line.compression_ratio if scenario.line else 1.0
@@ -105,7 +117,8 @@ def unit_rates(
         prefill_rps=1 / mean_prefill_s(profile, prefill),
         main_rps=main_rps,
         relay_rps=relay_rps,
-        delta_bytes=parts.kv.delta_bytes(profile.input_tokens, profile.input_tokens - profile.delta_tokens) / shrink,
+        delta_bytes=parts.kv.delta_bytes(profile.input_tokens, profile.input_tokens - profile.delta_tokens)
+        / shrink,
         flow_bytes_per_s=flow_bytes_per_s,
         main_batch=batch,
         main_bound=bound,

@@ -17,14 +17,18 @@ from pdd.sim.workload.synthetic import generate_agent_workload
 DEFAULT_REQUESTS = 20_000
 
 
-def load_workload(scenario: Scenario, *, rate_per_s: float | None = None, requests: int | None = None) -> Workload:
+def load_workload(
+    scenario: Scenario, *, rate_per_s: float | None = None, requests: int | None = None
+) -> Workload:
     """The scenario's workload, at another rate or length if given."""
     section = scenario.workload
     rate = rate_per_s if rate_per_s is not None else section.rate_per_s
     count = requests or section.requests
     if section.kind == "synthetic-agent":
         assert rate is not None
-        work = generate_agent_workload(requests=count or DEFAULT_REQUESTS, rate_per_s=rate, seed=scenario.seed)
+        work = generate_agent_workload(
+            requests=count or DEFAULT_REQUESTS, rate_per_s=rate, seed=scenario.seed
+        )
         work.check("synthetic workload")
         return work
     path = Path(section.path)

@@ -1,6 +1,7 @@
 """The published WAN micro-benchmark: many KV transfers of spread hit rates over one line.
 
-Owns the stated experiment: 20 Gbit/s, 80 requests a second of 64K tokens, mean hit 90 %, hits between 2 and 99 %.
+Owns the stated experiment: 20 Gbit/s, 80 requests a second of 64K tokens, mean hit 90 %, hits between 2 and
+99 %.
 """
 
 import random
@@ -56,7 +57,10 @@ def run_wan_bench(bench: WanBench, kv: KvFootprint, *, seed: int) -> dict[str, A
         now += rng.expovariate(bench.rate_per_s)
         times.append(now)
     shares = [share for share, _, _ in bench.hit_bins]
-    hits = [rng.uniform(low, high) for _, low, high in rng.choices(bench.hit_bins, weights=shares, k=bench.requests)]
+    hits = [
+        rng.uniform(low, high)
+        for _, low, high in rng.choices(bench.hit_bins, weights=shares, k=bench.requests)
+    ]
     took = [0.0] * bench.requests
 
     def finished(request: int) -> None:

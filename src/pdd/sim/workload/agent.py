@@ -1,6 +1,7 @@
 """Agent traces in the parent/shared encoding: one JSON object a line, gzip or plain.
 
-Owns that format: ``ts, input_length, output_length, parent, shared`` and, for sessions, ``sess``; blocks of 64 tokens.
+Owns that format: ``ts, input_length, output_length, parent, shared`` and, for sessions, ``sess``; blocks of
+64 tokens.
 """
 
 import gzip
@@ -25,7 +26,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         ConfigurationError: If the file cannot be read to its end.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8") as file
+        ):
             yield from enumerate(file, start=1)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read trace {path}: {error}") from error
@@ -44,21 +49,27 @@ def read_json_rows(path: Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError:
-            raise ConfigurationError(f"{path}, line {number}: expected one JSON object, found a cut or broken line") from None
+            raise ConfigurationError(
+                f"{path}, line {number}: expected one JSON object, found a cut or broken line"
+            ) from None
         missing = [key for key in keys if key not in row] if isinstance(row, dict) else list(keys)
         if missing:
-            raise ConfigurationError(f"{path}, line {number}: key {missing[0]!r} is missing; expected {', '.join(keys)}")
+            raise ConfigurationError(
+                f"{path}, line {number}: key {missing[0]!r} is missing; expected {', '.join(keys)}"
+            )
         rows.append(row)
     if not rows:
         raise ConfigurationError(f"trace {path} is empty; expected one JSON object a line")
     return rows
 
 
-def load_agent_trace(path: Path, *, seed: int, rate_per_s: float | None, requests: int | None, copies: int | None = None) -> Workload:
+def load_agent_trace(
+    path: Path, *, seed: int, rate_per_s: float | None, requests: int | None, copies: int | None = None
+) -> Workload:
     """The trace, its sessions re-started so that the mean rate is ``rate_per_s``.
 
-    Gaps inside a session are kept; only session starts move, and sessions are repeated as often as the rate needs.
-    Repeated sessions share what sessions of the trace share (tools, system prompt), nothing else.
+    Gaps inside a session are kept; only session starts move, and sessions are repeated as often as the rate
+    needs. Repeated sessions share what sessions of the trace share (tools, system prompt), nothing else.
 
     Args:
         path: File in the encoding above.
@@ -71,13 +82,23 @@ def load_agent_trace(path: Path, *, seed: int, rate_per_s: float | None, request
     total = len(rows)
     if rate_per_s is None:
         kept = rows[: requests or total]
-        dropped = [f"{total - len(kept)} of {total} requests after the first {len(kept)}"] if len(kept) < total else []
+        dropped = (
+            [f"{total - len(kept)} of {total} requests after the first {len(kept)}"]
+            if len(kept) < total
+            else []
+        )
         return _workload(path.name, kept, [float(row["ts"]) for row in kept], [0] * len(kept), dropped)
     return _restarted(path, rows, seed=seed, rate_per_s=rate_per_s, requests=requests, copies=copies)
 
 
 def _restarted(
-    path: Path, rows: list[dict[str, Any]], *, seed: int, rate_per_s: float, requests: int | None, copies: int | None
+    path: Path,
+    rows: list[dict[str, Any]],
+    *,
+    seed: int,
+    rate_per_s: float,
+    requests: int | None,
+    copies: int | None,
 ) -> Workload:
     sessions: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
@@ -85,8 +106,11 @@ def _restarted(
     wanted = requests or len(rows)
     mean_length = len(rows) / len(sessions)
     span_s = wanted / rate_per_s
-    # Sessions already running when the window opens: starts are spread over the longest session before it as well.
-    longest_s = max(float(rows[members[-1]]["ts"]) - float(rows[members[0]]["ts"]) for members in sessions.values())
+    # Sessions already running when the window opens: starts are spread over the longest session before it
+    # as well.
+    longest_s = max(
+        float(rows[members[-1]]["ts"]) - float(rows[members[0]]["ts"]) for members in sessions.values()
+    )
     starts = max(1, round(rate_per_s / mean_length * (span_s + longest_s)))
     rounds = copies or -(-starts // len(sessions))
     picker = random.Random(seed)
@@ -99,11 +123,20 @@ def _restarted(
         first = float(rows[sessions[key][0]]["ts"])
         timed += [(begin + float(rows[index]["ts"]) - first, number, index) for index in sessions[key]]
     inside = sorted(item for item in timed if 0 <= item[0] < span_s)
-    return _relink(path.name, rows, inside, [f"{len(timed) - len(inside)} requests of sessions that reach outside the window"])
+    return _relink(
+        path.name,
+        rows,
+        inside,
+        [f"{len(timed) - len(inside)} requests of sessions that reach outside the window"],
+    )
 
 
-def _relink(name: str, rows: list[dict[str, Any]], timed: list[tuple[float, int, int]], dropped: list[str]) -> Workload:
-    """Maps parents to the new rows: inside a session to its own copy, else to the latest copy of the same content."""
+def _relink(
+    name: str, rows: list[dict[str, Any]], timed: list[tuple[float, int, int]], dropped: list[str]
+) -> Workload:
+    """Maps parents to the new rows: inside a session to its own copy, else to the latest copy of the same
+    content.
+    """
     new_row: dict[tuple[int, int], int] = {}
     latest: dict[int, int] = {}
     kept, parents, shared_of = [], [], []
@@ -123,7 +156,11 @@ def _relink(name: str, rows: list[dict[str, Any]], timed: list[tuple[float, int,
         parents.append(found)
         shared_of.append(shared if found >= 0 else 0)
         original = int(source["parent"])
-        if original >= 0 and rows[original].get("sess") == source.get("sess") and (number, original) not in new_row:
+        if (
+            original >= 0
+            and rows[original].get("sess") == source.get("sess")
+            and (number, original) not in new_row
+        ):
             warm[row] = int(source["shared"])
         new_row[number, index] = row
         latest[index] = row
@@ -133,7 +170,9 @@ def _relink(name: str, rows: list[dict[str, Any]], timed: list[tuple[float, int,
     return work
 
 
-def _workload(name: str, rows: list[dict[str, Any]], arrivals: list[float], copies: list[int], dropped: list[str]) -> Workload:
+def _workload(
+    name: str, rows: list[dict[str, Any]], arrivals: list[float], copies: list[int], dropped: list[str]
+) -> Workload:
     # Parents are overwritten by a caller that renumbered the rows; until then they must be in range.
     parents = [int(row["parent"]) if int(row["parent"]) < len(rows) else -1 for row in rows]
     shared = [int(row["shared"]) for row in rows]
@@ -156,8 +195,11 @@ def _workload(name: str, rows: list[dict[str, Any]], arrivals: list[float], copi
     return work
 
 
-def _threads(rows: list[dict[str, Any]], arrivals: list[float], copies: list[int]) -> tuple[list[int], list[float]]:
-    """For each row the one before it in the same thread of the same session, and the time between answer and request.
+def _threads(
+    rows: list[dict[str, Any]], arrivals: list[float], copies: list[int]
+) -> tuple[list[int], list[float]]:
+    """For each row the one before it in the same thread of the same session, and the time between answer
+    and request.
 
     A thread whose recorded requests overlap does not wait for its predecessor.
     """
@@ -182,8 +224,12 @@ def _threads(rows: list[dict[str, Any]], arrivals: list[float], copies: list[int
     return after, gaps
 
 
-def _keeps_output(rows: list[dict[str, Any]], parents: list[int], shared: list[int], inputs: list[int]) -> list[bool]:
-    """A follow-up that keeps its whole predecessor also keeps its answer, unless hidden thinking ended the turn."""
+def _keeps_output(
+    rows: list[dict[str, Any]], parents: list[int], shared: list[int], inputs: list[int]
+) -> list[bool]:
+    """A follow-up that keeps its whole predecessor also keeps its answer, unless hidden thinking ended the
+    turn.
+    """
     result = []
     for parent, blocks in zip(parents, shared, strict=True):
         if parent < 0:

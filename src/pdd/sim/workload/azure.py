@@ -1,4 +1,6 @@
-"""Azure's 2023 LLM traces: ``TIMESTAMP,ContextTokens,GeneratedTokens``; no prefix data, so nothing is ever cached."""
+"""Azure's 2023 LLM traces: ``TIMESTAMP,ContextTokens,GeneratedTokens``; no prefix data, so nothing is ever
+cached.
+"""
 
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +14,9 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 def load_azure_trace(path: Path, *, rate_per_s: float | None, requests: int | None) -> Workload:
     """The trace, its clock stretched so that the mean rate is ``rate_per_s`` (None: as recorded)."""
-    times, inputs, outputs = [], [], []
+    times: list[float] = []
+    inputs: list[int] = []
+    outputs: list[int] = []
     empty = 0
     for number, line in read_lines(path):
         if number == 1:

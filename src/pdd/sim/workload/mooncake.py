@@ -34,7 +34,11 @@ def load_mooncake_trace(path: Path, *, rate_per_s: float | None, requests: int |
     stretch = 1.0
     if rate_per_s is not None and times[-1] > times[0]:
         stretch = (len(times) - 1) / (times[-1] - times[0]) / rate_per_s
-    dropped = [f"{len(rows) - len(kept)} of {len(rows)} requests after the first {len(kept)}"] if len(kept) < len(rows) else []
+    dropped = (
+        [f"{len(rows) - len(kept)} of {len(rows)} requests after the first {len(kept)}"]
+        if len(kept) < len(rows)
+        else []
+    )
     work = Workload(
         name=path.name,
         block_tokens=BLOCK_TOKENS,

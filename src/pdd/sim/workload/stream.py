@@ -24,7 +24,8 @@ class Workload:
         keeps_output: Whether the prompt also repeats the parent's answer after the whole parent prompt.
         after: The row whose answer the client waits for before it sends this one; -1 if none.
         gap_s: How long after that answer this request comes, at the earliest.
-        warm_blocks: Rows whose session began before the window: so many of their blocks are cached at the start.
+        warm_blocks: Rows whose session began before the window: so many of their blocks are cached at the
+            start.
         dropped: What was left out of the source and why, for people.
     """
 
@@ -59,14 +60,23 @@ class Workload:
         last = self.arrival_s[0]
         for row, at in enumerate(self.arrival_s):
             if at < last:
-                raise ConfigurationError(f"{source}, request {row}: arrives at {at:g} s after one at {last:g} s; expected sorted times")
+                raise ConfigurationError(
+                    f"{source}, request {row}: arrives at {at:g} s after one at {last:g} s; expected "
+                    f"sorted times"
+                )
             last = at
             if self.input_tokens[row] < 1 or self.output_tokens[row] < 1:
-                raise ConfigurationError(f"{source}, request {row}: expected at least one token in and one out")
+                raise ConfigurationError(
+                    f"{source}, request {row}: expected at least one token in and one out"
+                )
             if self.after[row] >= row:
-                raise ConfigurationError(f"{source}, request {row}: waits for request {self.after[row]}, which is not earlier")
+                raise ConfigurationError(
+                    f"{source}, request {row}: waits for request {self.after[row]}, which is not earlier"
+                )
             if self.parent[row] >= len(self) or self.parent[row] == row:
-                raise ConfigurationError(f"{source}, request {row}: parent {self.parent[row]} is no other row")
+                raise ConfigurationError(
+                    f"{source}, request {row}: parent {self.parent[row]} is no other row"
+                )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,13 +122,19 @@ def build_paths(workload: Workload, *, order: Sequence[int] | None = None) -> Pa
             shared = shared_blocks[row]
             branch = add(prompt_branch[parent], shared if shared < blocks else blocks, blocks)
         prompt_branch[row] = branch
-        full_branch[row] = add(branch, blocks, full_blocks[row]) if branch != ROOT else add(ROOT, 0, full_blocks[row])
+        full_branch[row] = (
+            add(branch, blocks, full_blocks[row]) if branch != ROOT else add(ROOT, 0, full_blocks[row])
+        )
     tree.freeze()
     segment = tree.segment
     return Paths(
         tree=tree,
-        prompt_segment=[segment(branch, blocks) for branch, blocks in zip(prompt_branch, prompt_blocks, strict=True)],
+        prompt_segment=[
+            segment(branch, blocks) for branch, blocks in zip(prompt_branch, prompt_blocks, strict=True)
+        ],
         prompt_blocks=prompt_blocks,
-        full_segment=[segment(branch, blocks) for branch, blocks in zip(full_branch, full_blocks, strict=True)],
+        full_segment=[
+            segment(branch, blocks) for branch, blocks in zip(full_branch, full_blocks, strict=True)
+        ],
         full_blocks=full_blocks,
     )

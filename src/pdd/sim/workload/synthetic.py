@@ -1,7 +1,8 @@
 """A generator of agent traffic with stated parameters, and a plain one for queueing checks.
 
-Owns the session process: system prompts shared by group, turns that append, breaks, compactions, resets after a human's
-gap, and cold one-shot prompts. The defaults were fitted to public agent traces (``docs/explanation/simulator.md``).
+Owns the session process: system prompts shared by group, turns that append, breaks, compactions, resets
+after a human's gap, and cold one-shot prompts. The defaults were fitted to public agent traces
+(``docs/explanation/simulator.md``).
 """
 
 import math
@@ -63,8 +64,8 @@ LEAD_S = 24_000.0
 class _Rows:
     """Turns inside the window, in the order sessions were made.
 
-    ``previous`` is the position of the turn before in the same session if that is inside too, else -1; ``shared`` the tokens
-    repeated from the turn before, inside or not.
+    ``previous`` is the position of the turn before in the same session if that is inside too, else -1;
+    ``shared`` the tokens repeated from the turn before, inside or not.
     """
 
     at_s: list[float]
@@ -78,8 +79,11 @@ class _Rows:
     is_first: list[bool]
 
 
-def generate_agent_workload(*, requests: int, rate_per_s: float, seed: int, parameters: AgentParameters | None = None) -> Workload:
-    """Agent traffic in steady state: sessions that began before the window opens are in it with their later turns.
+def generate_agent_workload(
+    *, requests: int, rate_per_s: float, seed: int, parameters: AgentParameters | None = None
+) -> Workload:
+    """Agent traffic in steady state: sessions that began before the window opens are in it with their later
+    turns.
 
     Args:
         requests: Expected number inside the window.
@@ -108,7 +112,14 @@ def generate_agent_workload(*, requests: int, rate_per_s: float, seed: int, para
 
 
 def _session(
-    rows: _Rows, rng: np.random.Generator, p: AgentParameters, turns: int, begin_s: float, end_s: float, group: int, system: int
+    rows: _Rows,
+    rng: np.random.Generator,
+    p: AgentParameters,
+    turns: int,
+    begin_s: float,
+    end_s: float,
+    group: int,
+    system: int,
 ) -> int:
     """Appends a session's turns inside the window; returns how many lay outside."""
     outputs = p.output.draw(rng, turns).astype(int)
@@ -119,7 +130,9 @@ def _session(
     first, last = int(np.searchsorted(at, 0.0)), int(np.searchsorted(at, end_s))
     if first >= last:
         return turns
-    appended = np.where(rng.random(last) < p.big_append_ratio, p.big_append.draw(rng, last), p.append.draw(rng, last)).astype(int)
+    appended = np.where(
+        rng.random(last) < p.big_append_ratio, p.big_append.draw(rng, last), p.append.draw(rng, last)
+    ).astype(int)
     resets = (is_human[:last] & (rng.random(last) < p.reset_ratio)).tolist()
     breaks = (rng.random(last) < p.break_ratio).tolist()
     cuts = rng.random(last).tolist()
@@ -155,7 +168,9 @@ def _session(
     return turns - (last - first)
 
 
-def _append_cold(rows: _Rows, rng: np.random.Generator, p: AgentParameters, count: int, span_s: float) -> None:
+def _append_cold(
+    rows: _Rows, rng: np.random.Generator, p: AgentParameters, count: int, span_s: float
+) -> None:
     rows.at_s += rng.uniform(0, span_s, count).tolist()
     rows.inputs += p.cold_input.draw(rng, count).round().astype(int).tolist()
     rows.outputs += p.cold_output.draw(rng, count).round().astype(int).tolist()
@@ -170,7 +185,8 @@ def _append_cold(rows: _Rows, rng: np.random.Generator, p: AgentParameters, coun
 def _columns(rows: _Rows, systems: list[int], dropped: str) -> Workload:
     """Sorts by arrival and renumbers; a turn whose predecessor lies outside the window is warm.
 
-    Its prompt then relates to the group's first request in the window, with which it shares the system prompt.
+    Its prompt then relates to the group's first request in the window, with which it shares the system
+    prompt.
     """
     order = np.argsort(np.asarray(rows.at_s), kind="stable").tolist()
     position = [0] * len(order)
