@@ -185,7 +185,7 @@ def cost_claims() -> list[Claim]:
     return claims
 
 
-def queue_claims(*, arrivals: int = 100_000) -> list[Claim]:
+def queue_claims(*, arrivals: int = 200_000) -> list[Claim]:
     """Queueing theory within 2 %, and conservation."""
     claims = []
     for check in all_queue_checks(arrivals=arrivals):

@@ -287,10 +287,11 @@ class FleetRun:
             params=self._threshold_params,
         )
         rate = line.share_bytes_per_s
+        fits_relay = self.relays[relay].fits_ever(self.workload.input_tokens[request], output)
         decision = decide_pipeline(
             PipelineInput(
                 forced="auto",
-                not_relayable=None,
+                not_relayable=None if fits_relay else "prompt larger than the relay's memory",
                 link=LinkView(
                     rate_bytes_per_s=rate / self._sent_shrink,
                     rtt_s=self._profile.rtt_s,
