@@ -162,8 +162,7 @@ def _scenario(arguments: Arguments) -> Scenario:
     return load_scenario(arguments.scenario, overrides=tuple(arguments.overrides))
 
 
-# -- simulate ----------------------------------------------------------------------------------------------
-# --------------
+# -- simulate
 
 
 def run_simulate(arguments: Arguments) -> int:
@@ -276,8 +275,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]
     return rows
 
 
-# -- plan --------------------------------------------------------------------------------------------------
-# --------------
+# -- plan
 
 
 def run_plan(arguments: Arguments) -> int:
@@ -359,7 +357,6 @@ def _plan_report(scenario: Scenario, result: Mapping[str, Any]) -> Report:
 
 
 # -- feasible, bathtub, chips
-# ------------------------------------------------------------------------------------------
 
 
 def run_feasible(arguments: Arguments) -> int:
@@ -476,8 +473,7 @@ def run_chips(arguments: Arguments) -> int:
     return 0
 
 
-# -- bench -------------------------------------------------------------------------------------------------
-# ------------
+# -- bench
 
 
 def run_bench(arguments: Arguments) -> int:
@@ -547,7 +543,6 @@ def _show_rows(arguments: Arguments) -> int:
 
 
 # -- printing
-# ----------------------------------------------------------------------------------------------------------
 
 
 def _progress() -> Progress:

@@ -174,7 +174,6 @@ class FleetRun:
         )
 
     # -- arrival
-    # ---------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
         if self._is_causal:
@@ -314,7 +313,6 @@ class FleetRun:
         self._relay_of[request] = relay
 
     # -- prefill and transfer
-    # --------------------------------------------------------------------------------------
 
     def _sendable(self, request: int) -> None:
         """The first chunk of KV exists: the transfer to MD begins."""
@@ -420,10 +418,9 @@ class FleetRun:
         )
 
     # -- relay
-    # -----------------------------------------------------------------------------------------------------
 
     def _reach_relay(self, request: int) -> None:
-        if not self.outcome.is_done[request]:
+        if request in self._relay_of:  # else MD was faster than the fast link
             work = self.workload
             self.relays[self._relay_of[request]].join(
                 request, work.input_tokens[request], work.output_tokens[request] - 1
@@ -458,7 +455,6 @@ class FleetRun:
         return relay
 
     # -- main decode
-    # -----------------------------------------------------------------------------------------------
 
     def _main_starts(self, request: int) -> Admission | None:
         outcome, work = self.outcome, self.workload
@@ -560,7 +556,6 @@ class FleetRun:
             )
 
     # -- the rest
-    # --------------------------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
         """Sessions that began before the window find their history on one MD and in the prefill cache."""

@@ -87,7 +87,8 @@ def load_agent_trace(
             if len(kept) < total
             else []
         )
-        return _workload(path.name, kept, [float(row["ts"]) for row in kept], [0] * len(kept), dropped)
+        links = [(int(row["parent"]), int(row["shared"])) for row in kept]
+        return _workload(path.name, kept, [float(row["ts"]) for row in kept], [0] * len(kept), links, dropped)
     return _restarted(path, rows, seed=seed, rate_per_s=rate_per_s, requests=requests, copies=copies)
 
 
@@ -164,18 +165,22 @@ def _relink(
             warm[row] = int(source["shared"])
         new_row[number, index] = row
         latest[index] = row
-    work = _workload(name, kept, [item[0] for item in timed], [item[1] for item in timed], dropped)
-    work.parent, work.shared_blocks, work.warm_blocks = parents, shared_of, warm
-    work.keeps_output = _keeps_output(kept, parents, shared_of, work.input_tokens)
+    links = list(zip(parents, shared_of, strict=True))
+    work = _workload(name, kept, [item[0] for item in timed], [item[1] for item in timed], links, dropped)
+    work.warm_blocks = warm
     return work
 
 
 def _workload(
-    name: str, rows: list[dict[str, Any]], arrivals: list[float], copies: list[int], dropped: list[str]
+    name: str,
+    rows: list[dict[str, Any]],
+    arrivals: list[float],
+    copies: list[int],
+    links: list[tuple[int, int]],
+    dropped: list[str],
 ) -> Workload:
-    # Parents are overwritten by a caller that renumbered the rows; until then they must be in range.
-    parents = [int(row["parent"]) if int(row["parent"]) < len(rows) else -1 for row in rows]
-    shared = [int(row["shared"]) for row in rows]
+    """Columns of rows in order of arrival; ``links`` are parent row and shared blocks in that order."""
+    parents, shared = [link[0] for link in links], [link[1] for link in links]
     inputs = [max(1, int(row["input_length"])) for row in rows]
     after, gaps = _threads(rows, arrivals, copies)
     work = Workload(
