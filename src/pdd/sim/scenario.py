@@ -192,7 +192,8 @@ class PolicySection(Section):
 
     second_token_slack: Duration = 0.5
     """WAN time tolerated without a relay."""
-    wan_order: Literal["first-come", "shortest-unmasked-first"] = "first-come"
+    wan_order: Literal["first-come", "shortest-unmasked-first"] = "shortest-unmasked-first"
+    """Order of transfers on the line; see ``docs/explanation/simulator.md`` for what it brings."""
     patience_ratio: Annotated[float, Field(ge=0)] = 10.0
     masked_grace: Duration = 5.0
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
