@@ -1,6 +1,6 @@
 """Our simulator beside a public one, on the same trace of arrivals and lengths.
 
-Usage: ``python bench/compare_simulators.py TRACE.csv [REQUESTS]`` with Azure's CSV, after installing sched-sim.
+Usage: ``python bench/compare_simulators.py TRACE.csv [REQUESTS]``, Azure's CSV, after installing sched-sim.
 The two model different things: sched-sim steps one replica token by token, ours advances decode as a
 fluid and plays a fleet. The figure compared is requests simulated per CPU second.
 """
