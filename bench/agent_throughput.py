@@ -85,7 +85,7 @@ def store_all(name: str, engine: FakeEngine, num_chunks: int) -> list[bytes]:
     for start in range(0, num_chunks, engine.num_slots):
         part = keys[start : start + engine.num_slots]
         job = engine.store_slots("prepare", part, list(range(len(part))), [32] * len(part))
-        engine.wait(lambda job=job: job in engine._stored)
+        engine.wait_stored(job)
     return keys
 
 

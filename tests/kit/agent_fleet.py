@@ -20,7 +20,7 @@ from pdd.config.schema import AgentConfig, EngineConfig, ModelConfig, PddConfig
 from pdd.transport.base import Transport
 from pdd.transport.tcp import TcpTransport
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 T = TypeVar("T")
 
 

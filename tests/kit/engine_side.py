@@ -15,7 +15,7 @@ import numpy as np
 from pdd.core.fingerprint import FIELDS
 from pdd.wire import local
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def fingerprint(*, chunk_bytes: int, chunk_tokens: int, **changes: str) -> dict[str, str]:
@@ -101,7 +101,7 @@ class FakeEngine:
             ends = [(first + start + i + 1) * self.chunk_tokens for i in range(len(keys))]
             job = self.store_slots(request, keys, list(range(len(keys))), ends)
             if wait or start + self.num_slots < len(names):
-                self.wait(lambda job=job: job in self._stored or self.is_closed)
+                self.wait_stored(job)
         return self._job
 
     def store_slots(self, request: str, keys: list[bytes], slots: list[int], end_tokens: list[int]) -> int:
@@ -110,6 +110,9 @@ class FakeEngine:
             local.StoreChunks(job=self._job, request=request, keys=keys, slots=slots, end_tokens=end_tokens)
         )
         return self._job
+
+    def wait_stored(self, job: int) -> None:
+        self.wait(lambda: job in self._stored or self.is_closed)
 
     def finish(self, request: str) -> None:
         self._send(local.FinishRequest(request=request))

@@ -29,13 +29,15 @@ class FakeAgent:
         engine: The engine beside it.
         peers: All engines by id, where KV can be sent.
 
-    ``landing_s`` delays a peer's landing after the order; ``hold`` holds landings back until ``let_land``;
-    ``fail_with`` makes transfers to a peer fail with a reason.
+    ``landing_s`` delays a peer's landing after the order; ``lands_after`` until another engine streamed so
+    many tokens; ``hold`` holds landings back until ``let_land``; ``fail_with`` makes transfers to a peer fail
+    with a reason.
     """
 
     def __init__(self, engine: FakeEngine, peers: Mapping[str, FakeEngine]) -> None:
         self.engine = engine
         self.landing_s: dict[str, float] = {}
+        self.lands_after: dict[str, tuple[FakeEngine, int]] = {}
         self.fail_with: dict[str, str] = {}
         self.transfers: dict[str, Transfer] = {}
         self.cancelled: list[tuple[str, str]] = []
@@ -106,6 +108,7 @@ class FakeAgent:
         self._held[peer].set()
 
     async def _send(self, transfer: Transfer, peer: str) -> None:
+        await self._wait_for_tokens(peer)
         await asyncio.sleep(self.landing_s.get(peer, 0.005))
         if peer in self._held:
             await self._held[peer].wait()
@@ -139,6 +142,14 @@ class FakeAgent:
             prefill_overlap_ratio=0.5,
         )
 
+    async def _wait_for_tokens(self, peer: str) -> None:
+        if peer not in self.lands_after:
+            return
+        engine, count = self.lands_after[peer]
+        goal = engine.tokens_streamed + count
+        while engine.tokens_streamed < goal:  # noqa: ASYNC110 - a fake engine has no event per token
+            await asyncio.sleep(0.002)
+
     async def say(self, event: str, **fields: Any) -> None:
         """Write an event to every follower."""
         async with self._changed:
@@ -168,15 +179,13 @@ class FakeAgent:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         await self._line(response, {"event": "hello", "agent": self.engine.id, "seq": self._seq})
-        if after > self._seq:
-            after = 0
         while True:
             for event in [e for e in self._events if e["seq"] > after]:
                 await self._line(response, event)
                 after = event["seq"]
             async with self._changed:
                 if self._seq <= after:
-                    await self._changed.wait()
+                    await self._changed.wait()  # no pings: tests are shorter than the silence that matters
 
     async def _line(self, response: web.StreamResponse, event: dict[str, Any]) -> None:
         await response.write(json.dumps(event).encode() + b"\n")

@@ -69,6 +69,7 @@ class FakeEngine:
         self.abort_stream_after: int | None = None
         self.drop_whole = 0
         self.split_events = False
+        self.tokens_streamed = 0
         self.running: set[str] = set()
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
@@ -223,6 +224,7 @@ class FakeEngine:
             await self._strike(request, response, len(tokens))
             new, finish = self._tokens(body, tokens)
             tokens += new
+            self.tokens_streamed += len(new)
             if self.abort_stream_after is not None and len(tokens) > self.abort_stream_after:
                 finish = "abort"
             choice = {"index": 0, "finish_reason": finish, "token_ids": new, "stop_reason": None}

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pdd.agent.connection import read_control_frame
 from pdd.agent.engine_link import EngineConnection, EngineServer
 from pdd.agent.events import EventLog
-from pdd.agent.inbound import InboundSession
+from pdd.agent.inbound_session import InboundSession
 from pdd.agent.space import ChunkKind, Space
 from pdd.config.load import agent_socket
 from pdd.config.schema import PddConfig

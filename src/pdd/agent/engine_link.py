@@ -6,18 +6,17 @@ its copies runs, since the engine takes the end of the socket as the end of all 
 """
 
 import logging
-import mmap
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pdd.agent.engine_outbox import EngineOutbox
 from pdd.agent.outbound import StoredChunk
+from pdd.agent.primary import PrimaryTier
 from pdd.core.errors import (
     ConnectionLostError,
     PddError,
@@ -35,127 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RECV_BYTES: Final = 256 * 2**10
-_KEYS_PAUSE_S: Final = 0.005
-"""Key changes nobody waits for are gathered for so long: the engine has no use for one message per chunk."""
 FLUSH_LIMIT_S: Final = 1.0
 """How long LANDED waits for an engine that does not read its socket."""
-
-
-class EngineOutbox:
-    """Messages to one engine, written by a thread; key changes are merged until they are written."""
-
-    def __init__(self, stream: UnixStream) -> None:
-        self._stream = stream
-        self._changed = threading.Condition()
-        self._messages: deque[local.Message] = deque()
-        self._keys: dict[bytes, bool] = {}
-        self._version = 0
-        self._written_version = 0
-        self._is_urgent = False
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="pdd-engine-out", daemon=True)
-        self._thread.start()
-
-    def put(self, message: local.Message) -> None:
-        """The message will be written after all put before it."""
-        with self._changed:
-            self._messages.append(message)
-            self._is_urgent = True
-            self._changed.notify_all()
-
-    def key_changed(self, key: bytes, *, is_present: bool) -> None:
-        """The engine will be told whether the store has the key."""
-        with self._changed:
-            if not self._keys:
-                self._changed.notify_all()
-            self._keys[key] = is_present
-            self._version += 1
-
-    def flush(self, timeout_s: float) -> bool:
-        """Whether the socket has taken every key change made before the call."""
-        with self._changed:
-            version = self._version
-            self._is_urgent = True
-            self._changed.notify_all()
-            return self._changed.wait_for(
-                lambda: self._is_closed or self._written_version >= version, timeout_s
-            )
-
-    def close(self) -> None:
-        """Nothing more is written."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        try:
-            while taken := self._take():
-                version, messages = taken
-                self._stream.send([local.encode(message) for message in messages])
-                with self._changed:
-                    self._written_version = version
-                    self._changed.notify_all()
-        except TransportError as error:
-            _log.debug("engine socket: %s", error)
-        finally:
-            self.close()
-
-    def _take(self) -> tuple[int, list[local.Message]] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or bool(self._messages) or bool(self._keys))
-            self._changed.wait_for(lambda: self._is_closed or self._is_urgent, _KEYS_PAUSE_S)
-            self._is_urgent = False
-            if self._is_closed:
-                return None
-            messages = list(self._messages)
-            self._messages.clear()
-            if self._keys:
-                added = [key for key, is_present in self._keys.items() if is_present]
-                removed = [key for key, is_present in self._keys.items() if not is_present]
-                # After a Welcome, before answers: a loaded key is never older news than its answer.
-                at = 1 if messages and isinstance(messages[0], local.Welcome) else 0
-                messages.insert(at, local.KeysChanged(added=added, removed=removed))
-                self._keys = {}
-            return self._version, messages
-
-
-class PrimaryTier:
-    """The engine's host memory, mapped here."""
-
-    def __init__(self, fd: int, hello: local.Hello) -> None:
-        """The memory behind the descriptor is readable and writable here; the descriptor stays the caller's.
-
-        Raises:
-            RemoteProtocolError: If it is smaller than the engine says, or cannot be mapped.
-        """
-        if not 0 < hello.chunk_bytes <= hello.primary_row_bytes or hello.num_primary_slots < 1:
-            raise RemoteProtocolError("the engine's primary tier has no sensible shape")
-        num_bytes = hello.primary_row_bytes * hello.num_primary_slots
-        size = os.fstat(fd).st_size
-        if size < num_bytes:
-            raise RemoteProtocolError(f"the engine's primary tier has {size} bytes, not {num_bytes}")
-        try:
-            memory = mmap.mmap(fd, num_bytes)
-        except (OSError, ValueError) as error:
-            raise RemoteProtocolError(f"the engine's primary tier cannot be mapped: {error}") from error
-        rows = np.frombuffer(memory, dtype=np.uint8).reshape(hello.num_primary_slots, -1)
-        self._rows: NDArray[np.uint8] | None = rows[:, : hello.chunk_bytes]
-
-    def row(self, slot: int) -> NDArray[np.uint8]:
-        """The payload bytes of one slot.
-
-        Raises:
-            RemoteProtocolError: If there is no such slot.
-        """
-        assert self._rows is not None
-        if not 0 <= slot < len(self._rows):
-            raise RemoteProtocolError(f"primary slot {slot} of {len(self._rows)}")
-        row: NDArray[np.uint8] = self._rows[slot]
-        return row
-
-    def close(self) -> None:
-        """The memory is no longer mapped here, as soon as the last row is forgotten."""
-        self._rows = None
 
 
 class EngineConnection:

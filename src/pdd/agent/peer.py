@@ -15,13 +15,12 @@ from typing import Any, Final
 
 from pdd.agent.connection import Identity, introduce, read_frames
 from pdd.agent.events import EventLog
+from pdd.agent.out_session import OutSession
 from pdd.agent.outbound import Leg, Outbound
-from pdd.agent.outbox import ControlOutbox
-from pdd.agent.send_queue import Piece, SendQueue
+from pdd.agent.send_queue import Piece
 from pdd.agent.stats import RateMeter, RoundTrip
 from pdd.agent.store import ChunkStore
 from pdd.core.errors import (
-    ConnectionLostError,
     IncompatiblePeerError,
     ProtocolError,
     RemoteProtocolError,
@@ -89,7 +88,7 @@ class PeerLink:
         self._outbound = outbound
         self._events = events
         self._legs: list[Leg] = []
-        self._session: _Session | None = None
+        self._session: OutSession | None = None
         self._state = "idle"
         self._reason: str | None = None
         self._reported_s = 0.0
@@ -107,6 +106,8 @@ class PeerLink:
         self._legs.append(leg)
         if self._session is not None:
             self._open(self._session, leg)
+        elif self._state == "down":
+            self._outbound.stalled(leg, detail=self._reason or "the link is down")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"pdd-link-{self.peer}", daemon=True)
             self._thread.start()
@@ -199,7 +200,7 @@ class PeerLink:
             self._attempted_s = time.monotonic()
             return not self._is_closed
 
-    def _connect(self) -> tuple["_Session", FrameDecoder]:
+    def _connect(self) -> tuple[OutSession, FrameDecoder]:
         settings = self._settings
         identity = Identity(peer=settings.own_id, session=secrets.token_hex(8), fingerprint=self._fingerprint)
         stream = self._transport.dial(self._address, timeout_s=settings.connect_timeout_s)
@@ -208,7 +209,7 @@ class PeerLink:
         except (TransportError, ProtocolError):
             stream.close()
             raise
-        session = _Session(identity, stream, name=self.peer)
+        session = OutSession(identity, stream, name=self.peer)
         for index in range(1, settings.streams + 1):
             threading.Thread(
                 target=self._run_data,
@@ -218,7 +219,7 @@ class PeerLink:
             ).start()
         return session, decoder
 
-    def _serve(self, session: "_Session", decoder: FrameDecoder) -> str:
+    def _serve(self, session: OutSession, decoder: FrameDecoder) -> str:
         """The session has ended; returns why."""
         try:
             for event in read_frames(session.control, decoder, lambda _header: None):
@@ -231,10 +232,10 @@ class PeerLink:
             session.close()
         return session.reason or f"{self.peer} closed the connection"
 
-    def _on_frame(self, session: "_Session", event: ControlReceived) -> None:
+    def _on_frame(self, session: OutSession, event: ControlReceived) -> None:
         match event.frame:
             case Pong(nonce=nonce):
-                self.trip.pong(nonce)
+                self.trip.pong(nonce, time.monotonic())
                 session.is_silent = False
             case Want(number=number, indices=indices, pieces=pieces):
                 self._on_leg(session, number, tx.WantSeen(indices=indices, pieces=pieces), event)
@@ -248,7 +249,7 @@ class PeerLink:
             case _:
                 raise RemoteProtocolError(f"{type(event.frame).__name__} from the receiving side")
 
-    def _on_leg(self, session: "_Session", number: int, event: tx.Event, frame: ControlReceived) -> None:
+    def _on_leg(self, session: OutSession, number: int, event: tx.Event, frame: ControlReceived) -> None:
         with self._outbound.lock:
             leg = session.legs.get(number)
             if leg is not None:
@@ -256,7 +257,7 @@ class PeerLink:
             elif number >= session.num_opened:
                 raise RemoteProtocolError(f"transfer {number} was never offered")
 
-    def _acknowledged(self, session: "_Session", num_bytes: int) -> None:
+    def _acknowledged(self, session: OutSession, num_bytes: int) -> None:
         now_s = time.monotonic()
         with self._outbound.lock:
             session.moved_s = now_s
@@ -266,7 +267,7 @@ class PeerLink:
 
     # Data threads.
 
-    def _run_data(self, session: "_Session", index: int) -> None:
+    def _run_data(self, session: OutSession, index: int) -> None:
         try:
             stream = self._dial_data(session, index)
         except (TransportError, ProtocolError) as error:
@@ -280,14 +281,14 @@ class PeerLink:
         except TransportError as error:
             session.close(str(error))
 
-    def _dial_data(self, session: "_Session", index: int) -> Stream:
+    def _dial_data(self, session: OutSession, index: int) -> Stream:
         timeout_s = self._settings.connect_timeout_s
         stream = self._transport.dial(self._address, timeout_s=timeout_s)
         session.add_stream(stream)
         introduce(stream, session.identity, stream_index=index, timeout_s=timeout_s)
         return stream
 
-    def _send_pieces(self, session: "_Session", stream: Stream, pieces: Sequence[Piece]) -> None:
+    def _send_pieces(self, session: OutSession, stream: Stream, pieces: Sequence[Piece]) -> None:
         """The pieces are on their way; chunks of a transfer that ended meanwhile may be gone and are not."""
         leased = [piece for piece in pieces if self._store.lease(piece.key)]
         buffers: list[Buffer] = []
@@ -309,7 +310,7 @@ class PeerLink:
         finally:
             self._store.release([piece.key for piece in leased])
 
-    def _count(self, session: "_Session", piece: Piece) -> None:
+    def _count(self, session: OutSession, piece: Piece) -> None:
         with self._outbound.lock:
             self.num_sent_bytes += DATA_HEADER_BYTES + piece.length
             leg = session.legs.get(piece.number)
@@ -320,18 +321,18 @@ class PeerLink:
 
     # State changes.
 
-    def _set_up(self, session: "_Session") -> None:
+    def _set_up(self, session: OutSession) -> None:
         with self._outbound.lock:
             self._num_failures = 0
             self._session = session
             self._change("up", None)
-            session.outbox.put(Ping(nonce=self.trip.ping()))
+            session.outbox.put(Ping(nonce=self.trip.ping(time.monotonic())))
             for leg in list(self._legs):
                 self._open(session, leg)
             if self._is_closed:
                 session.close()
 
-    def _set_down(self, session: "_Session", reason: str) -> None:
+    def _set_down(self, session: OutSession, reason: str) -> None:
         with self._outbound.lock:
             self._session = None
             self.trip = RoundTrip()
@@ -362,7 +363,7 @@ class PeerLink:
             with self._wake:
                 self._has_work = False
 
-    def _open(self, session: "_Session", leg: Leg) -> None:
+    def _open(self, session: OutSession, leg: Leg) -> None:
         number = session.num_opened
         session.num_opened += 1
         session.legs[number] = leg
@@ -380,7 +381,7 @@ class PeerLink:
     def _queued_bytes(self) -> int:
         return sum(leg.machine.outstanding_bytes for leg in self._legs)
 
-    def _check_stall(self, leg: Leg, session: "_Session | None", now_s: float) -> None:
+    def _check_stall(self, leg: Leg, session: OutSession | None, now_s: float) -> None:
         timeout_s = self._settings.stall_timeout_s
         if leg.machine.state is tx.State.PARKED:
             if now_s - leg.progress_s > timeout_s:
@@ -392,7 +393,7 @@ class PeerLink:
         if waits and now_s - moved_s > timeout_s:
             self._outbound.stop_leg(leg, reason="stalled", detail=f"no progress for {timeout_s:g} s")
 
-    def _ping(self, session: "_Session") -> None:
+    def _ping(self, session: OutSession) -> None:
         num_unanswered = self.trip.num_unanswered
         if num_unanswered > self._settings.stall_timeout_s:
             session.close(f"{self.peer} does not answer")
@@ -400,55 +401,4 @@ class PeerLink:
             session.is_silent = True
             for leg in self._legs:
                 self._outbound.stalled(leg, detail=f"{self.peer} does not answer")
-        session.outbox.put(Ping(nonce=self.trip.ping()))
-
-
-class _Session:
-    """The connections to a peer that belong together."""
-
-    def __init__(self, identity: Identity, control: Stream, *, name: str) -> None:
-        self.identity = identity
-        self.control = control
-        self.outbox = ControlOutbox(control, name=f"pdd-out-{name}")
-        self.queue = SendQueue()
-        self.legs: dict[int, Leg] = {}
-        self.num_opened = 0
-        self.moved_s = time.monotonic()
-        self.is_silent = False
-        self.reason = ""
-        self._lock = threading.Lock()
-        self._streams: list[Stream] = [control]
-        self._num_failed = 0
-        self._is_closed = False
-
-    def add_stream(self, stream: Stream) -> None:
-        """The stream is closed with the session.
-
-        Raises:
-            ConnectionLostError: If the session is closed already.
-        """
-        with self._lock:
-            if not self._is_closed:
-                self._streams.append(stream)
-                return
-        stream.close()
-        raise ConnectionLostError("the session is closed")
-
-    def data_stream_failed(self, num_streams: int) -> bool:
-        """Whether none of the data streams is left to be hoped for."""
-        with self._lock:
-            self._num_failed += 1
-            return self._num_failed >= num_streams
-
-    def close(self, reason: str = "") -> None:
-        """All connections are closed; the first reason given is kept."""
-        with self._lock:
-            self.reason = self.reason or reason
-            if self._is_closed:
-                return
-            self._is_closed = True
-            streams = list(self._streams)
-        self.queue.close()
-        self.outbox.close()
-        for stream in streams:
-            stream.close()
+        session.outbox.put(Ping(nonce=self.trip.ping(time.monotonic())))

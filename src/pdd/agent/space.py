@@ -7,7 +7,8 @@ geometry come and go; replaced, with everything in it, when another kind of engi
 import logging
 from dataclasses import dataclass
 
-from pdd.agent.engine_link import FLUSH_LIMIT_S, EngineConnection, EngineOutbox
+from pdd.agent.engine_link import FLUSH_LIMIT_S, EngineConnection
+from pdd.agent.engine_outbox import EngineOutbox
 from pdd.agent.events import EventLog
 from pdd.agent.inbound import InboundHub
 from pdd.agent.outbound import Link, Outbound

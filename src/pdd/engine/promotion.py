@@ -65,13 +65,13 @@ class _Request:
 class PromotionBound:
     """Says, chunk by chunk, whether the tier may answer HIT."""
 
-    def __init__(self, num_primary_chunks: int, *, retry_limit_s: float = 2.0, lapse_s: float = 5.0) -> None:
+    def __init__(self, num_primary_chunks: int, *, retry_limit_s: float = 10.0, lapse_s: float = 5.0) -> None:
         """Nothing is promised yet.
 
         Args:
             num_primary_chunks: Slots of vLLM's primary tier.
-            retry_limit_s: How long a request is told RETRY before it is told MISS. Two seconds are many
-                times what loading the whole share takes.
+            retry_limit_s: How long a request is told RETRY before it is told MISS. Only a safety: those it
+                waits for run and release their promises, and computing a long prompt again costs more.
             lapse_s: A request that has not asked for so long holds no promise any more. vLLM tells when a
                 request first runs and when it ends, but not when a preempted one runs again.
         """

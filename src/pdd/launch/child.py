@@ -5,14 +5,18 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from pdd.core.errors import LaunchError
-from pdd.launch.procfs import MARKER, living_members, signal_all, start_ticks
+from pdd.launch.procfs import MARKER, living_members, signal_all, start_ticks, without_trackers
 from pdd.launch.program import Program
 from pdd.launch.reaper import Reaper
 
 LOG_LINES = 30
+TRACKER_S = 5.0
+"""How long a resource tracker may clean up after the processes it served."""
+
 _LOG_TAIL_BYTES = 64 * 2**10
 _POLL_S = 0.05
 
@@ -76,7 +80,7 @@ class Child:
 
     def kill_group(self) -> None:
         """Every process of its group is being killed."""
-        signal_all(living_members(self._groups), signal.SIGKILL)
+        signal_all(without_trackers(living_members(self._groups)), signal.SIGKILL)
 
     async def stop(self) -> None:
         """Nothing of the program runs, and nothing it left behind is there.
@@ -93,8 +97,10 @@ class Child:
 
     async def clean_up(self) -> None:
         """What is left of the group is killed and its files are removed."""
+        deadline_s = time.monotonic() + TRACKER_S
         while living := living_members(self._groups):
-            signal_all(living, signal.SIGKILL)
+            late = time.monotonic() > deadline_s
+            signal_all(living if late else without_trackers(living), signal.SIGKILL)
             await asyncio.sleep(_POLL_S)
         self._process.wait()
         self._remove_files()

@@ -37,6 +37,15 @@ def living_members(groups: Mapping[int, int | None], marker: str | None = None) 
     return found
 
 
+def without_trackers(pids: set[int]) -> set[int]:
+    """The processes that are not Python's resource trackers.
+
+    A tracker ends by itself when the last process it serves is gone, after it has removed the semaphores and
+    shared memory that those left behind. So it has to be killed last, if at all.
+    """
+    return {pid for pid in pids if b"multiprocessing.resource_tracker" not in _command_line(pid)}
+
+
 def signal_all(pids: set[int], number: signal.Signals) -> None:
     """Each process has got the signal, if it still lived."""
     for pid in pids:
@@ -50,6 +59,13 @@ def _stat(pid: int) -> list[str]:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _carries(pid: int, marker: str) -> bool:

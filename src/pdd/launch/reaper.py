@@ -16,9 +16,10 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from pdd.launch.procfs import living_members, signal_all, start_ticks
+from pdd.launch.procfs import living_members, signal_all, start_ticks, without_trackers
 
 GRACE_S = 10.0
+TRACKER_S = 5.0
 _POLL_S = 0.1
 
 
@@ -90,10 +91,13 @@ def main(marker: str) -> int:
 
 def _stop(groups: dict[int, int | None], marker: str, grace_s: float) -> None:
     signal_all(living_members(groups, marker), signal.SIGTERM)
-    deadline_s = time.monotonic() + grace_s
+    started_s = time.monotonic()
     while living := living_members(groups, marker):
-        if time.monotonic() >= deadline_s:
+        waited_s = time.monotonic() - started_s
+        if waited_s >= grace_s + TRACKER_S:
             signal_all(living, signal.SIGKILL)
+        elif waited_s >= grace_s:
+            signal_all(without_trackers(living), signal.SIGKILL)
         time.sleep(_POLL_S)
 
 

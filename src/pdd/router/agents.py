@@ -45,6 +45,7 @@ class AgentClient:
         self.engine_id = engine_id
         self.url = url.rstrip("/")
         self.connected = False
+        self.alive = False
         self.engine_connected = False
         self.chunk_bytes: int | None = None
         self.links: dict[str, dict[str, Any]] = {}
@@ -125,7 +126,7 @@ class AgentClient:
 
     def _give_up(self) -> None:
         if not self.connected:
-            self.engine_connected = False
+            self.alive = self.engine_connected = False
             self._fail_all("agent_lost", f"the agent of {self.engine_id} does not answer")
 
     def _fail_all(self, reason: str, detail: str) -> None:
@@ -169,10 +170,13 @@ class AgentClient:
     async def _on_hello(self, event: AgentEvent) -> None:
         if event.get("seq", 0) < self._after:
             # Another process than before: nothing it sends will ever mention the old transfers.
+            # Nor would it send anything before its numbers passed the old ones, so ask again from the start.
             self._after = 0
-            self._fail_all("agent_restarted", f"the agent of {self.engine_id} was restarted")
+            message = f"the agent of {self.engine_id} was restarted"
+            self._fail_all("agent_restarted", message)
             self._listeners.clear()
-        self.connected = True
+            raise RemoteProtocolError(message)
+        self.connected = self.alive = True
         await self._read_state()
         log.info("following agent %s", self.engine_id)
 

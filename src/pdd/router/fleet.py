@@ -48,7 +48,7 @@ class EngineState:
             healthy=self.healthy,
             running=len(self._on_down),
             capacity=self.config.max_num_seqs or DEFAULT_CAPACITY,
-            kv_ready=self.agent.connected and self.agent.engine_connected,
+            kv_ready=self.agent.alive and self.agent.engine_connected,
             max_model_len=self.max_model_len,
         )
 
@@ -179,6 +179,6 @@ class Fleet:
 def _why_not_ready(state: EngineState) -> str:
     if not state.healthy:
         return f"engine {state.config.id} does not answer at {state.config.url}"
-    if not state.agent.connected:
+    if not state.agent.alive:
         return f"the agent of {state.config.id} does not answer at {state.config.control_url}"
     return f"the agent of {state.config.id} has no connection to its engine"

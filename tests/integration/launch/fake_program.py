@@ -1,10 +1,12 @@
 """A small stand-in for an engine: serves /health, has a child of its own, leaves a file behind.
 
 Usage: fake_program.py PORT [--file F] [--stubborn] [--die-after S] [--never-ready] [--detached-child]
+    [--shared-memory]
 """
 
 import argparse
 import http.server
+import multiprocessing.shared_memory
 import pathlib
 import signal
 import subprocess
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--detached-child", action="store_true")
     parser.add_argument("--die-after", type=float)
+    parser.add_argument("--shared-memory", action="store_true")
     arguments = parser.parse_args()
     if arguments.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -42,6 +45,13 @@ def main() -> None:
     subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=arguments.detached_child
     )
+    shared = (
+        multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
+        if arguments.shared_memory
+        else None
+    )
+    if shared and arguments.file:
+        arguments.file.with_suffix(".shm").write_text(shared.name)
     for number in range(40):
         print(f"line {number}", flush=True)
     if arguments.die_after is not None:

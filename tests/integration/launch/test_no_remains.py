@@ -45,11 +45,14 @@ class Launch:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"up\n"
         self.started = psutil.Process(self.process.pid).children(recursive=True)
-        assert len(self.started) == 5  # two programs, a child of each, the reaper
-        assert len(self.files()) == 2
+        # Two programs, a child of each, the reaper, and Python's resource trackers.
+        assert len(self.started) == (7 if "--shared-memory" in flags else 5)
+        assert len(self.files()) == (4 if "--shared-memory" in flags else 2)
 
     def files(self) -> list[Path]:
-        return list(self.folder.glob("remains-*"))
+        names = [Path("/dev/shm", file.read_text()) for file in self.folder.glob("*.shm")]
+        shared = [path for path in names if path.exists()]
+        return [path for path in self.folder.glob("remains-*") if path.suffix != ".shm"] + shared
 
     def living(self) -> list[psutil.Process]:
         return [p for p in self.started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -116,6 +119,16 @@ def test_kill_9_of_the_launcher_leaves_nothing(launch: Callable[..., Launch]) ->
     subject.process.kill()
     subject.process.wait()
     until(subject.is_clean)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_shared_memory_of_programs_that_had_to_be_killed_is_removed(
+    launch: Callable[..., Launch], number: signal.Signals
+) -> None:
+    subject = launch("--stubborn", "--shared-memory")
+    subject.process.send_signal(number)
+    subject.process.wait(20)
+    until(subject.is_clean, timeout_s=25)
 
 
 def test_kill_9_finds_processes_that_left_their_group(launch: Callable[..., Launch]) -> None:

@@ -35,7 +35,7 @@ async def test_openai_client_holds_a_conversation_streaming_and_not(handoff: str
         running_bed(router={"pipeline": "p-rld-md", "handoff": handoff}) as bed,
         client_of(bed) as client,
     ):
-        bed.agents["p0"].landing_s["md0"] = 0.05
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         messages: list[Any] = [{"role": "user", "content": "one"}]
         for turn in range(3):
             expected = bed.model.text(bed.model.generate(bed.model.chat_prompt(messages), 60))
@@ -79,7 +79,7 @@ async def test_openai_client_sees_errors_as_its_own_classes() -> None:
 
 async def test_openai_client_reads_logprobs_over_the_handoff() -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed, client_of(bed) as client:
-        bed.agents["p0"].landing_s["md0"] = 0.03
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         answer = await client.chat.completions.create(
             model="fake",
             messages=USER,
@@ -139,7 +139,7 @@ async def test_first_chunk_has_the_role_and_headers_name_the_pipeline() -> None:
 
 async def test_request_id_is_in_every_hop_and_unique_in_engines() -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.03
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         odd = "a/b:c" + "x" * 190
         await asyncio.gather(
             *(
@@ -279,7 +279,7 @@ async def test_single_token_bad_words_are_relayed() -> None:
 
 async def test_every_leg_asks_only_for_what_is_left() -> None:
     async with running_bed(router={"pipeline": "p-rld-md", "handoff": "one-shot"}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.03
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         await bed.chat("count", max_tokens=60, min_tokens=50)
         (p,), (rld,), (md,) = bed.p0.seen, bed.rld0.seen, bed.md0.seen
         assert (p["sampling_params"]["max_tokens"], p["sampling_params"]["min_tokens"]) == (1, 1)

@@ -34,10 +34,13 @@ async def check_whole(bed: Bed, *, max_tokens: int = 60, **fields: Any) -> dict[
 )
 @pytest.mark.parametrize("when", [0, 5])
 async def test_relay_lost_before_handoff_waits_for_main(how: str, when: int) -> None:
-    async with running_bed(router={"pipeline": "p-rld-md", "engine_idle_timeout_s": 0.3}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.6 if how == "stall_stream_after" else 0.1
+    async with running_bed(router={"pipeline": "p-rld-md", "engine_idle_timeout_s": 1.0}) as bed:
+        bed.agents["p0"].hold("md0")
         setattr(bed.rld0, how, when)
-        record = await check_whole(bed)
+        check = asyncio.create_task(check_whole(bed))
+        await bed.until(lambda: bool(bed.rld0.aborted or bed.rld0.finished))
+        bed.agents["p0"].let_land("md0")
+        record = await check
         assert record["failures"]
         assert record["main"] == "md0"
 
@@ -47,7 +50,7 @@ async def test_relay_lost_before_handoff_waits_for_main(how: str, when: int) -> 
 )
 @pytest.mark.parametrize("when", [0, 5])
 async def test_main_lost_after_handoff_is_continued_elsewhere(how: str, when: int) -> None:
-    async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md", "engine_idle_timeout_s": 0.3}) as bed:
+    async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md", "engine_idle_timeout_s": 1.0}) as bed:
         setattr(bed.md0, how, when)
         record = await check_whole(bed)
         assert (record["attempts"], record["main"]) == (2, "md1")
@@ -55,7 +58,7 @@ async def test_main_lost_after_handoff_is_continued_elsewhere(how: str, when: in
 
 async def test_the_only_main_lost_after_handoff_is_continued_by_the_relay() -> None:
     async with running_bed(router={"pipeline": "p-rld-md", "handoff": "one-shot"}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.03
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         bed.md0.kill_stream_after = 3
         record = await check_whole(bed)
         assert record["attempts"] == 2
@@ -64,7 +67,7 @@ async def test_the_only_main_lost_after_handoff_is_continued_by_the_relay() -> N
 
 async def test_main_gone_before_the_handoff_lets_the_relay_finish() -> None:
     async with running_bed(router={"pipeline": "p-rld-md", "handoff": "catch-up"}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.03
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         await bed.md0.stop()
         record = await check_whole(bed, max_tokens=100)
         assert record["eager_tokens"] == 99
@@ -136,7 +139,7 @@ async def test_a_pooled_connection_the_engine_closed_is_no_failure() -> None:
 async def test_events_split_over_many_segments_are_whole() -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
         bed.rld0.split_events = bed.md0.split_events = True
-        bed.agents["p0"].landing_s["md0"] = 0.03
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         await check_whole(bed)
 
 
@@ -192,7 +195,7 @@ async def test_kv_that_never_lands_is_given_up() -> None:
         bed.agents["p0"].hold("md0")
         bed.rld0.itl_s = 0.005
         await check_whole(bed)
-        assert ("md0") in {peer for _, peer in bed.agents["p0"].cancelled}
+        assert "md0" in {peer for _, peer in bed.agents["p0"].cancelled}
 
 
 async def test_landed_kv_that_main_does_not_find_is_counted() -> None:

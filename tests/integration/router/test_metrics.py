@@ -26,12 +26,13 @@ async def test_every_metric_moves() -> None:
     ) as bed:
         assert (await values(bed))["pdd_requests_in_flight"] == 0
         agent = bed.agents["p0"]
-        agent.landing_s.update({"md0": 0.05, "md1": 0.05})
+        agent.lands_after.update({"md0": (bed.rld0, 12), "md1": (bed.rld0, 12)})
         receive = bed.md0.receive
         bed.md0.receive = lambda tokens: None  # type: ignore[method-assign]  # evicted at once
         await bed.chat("a handoff with a shortfall", max_tokens=60)
         bed.md0.receive = receive  # type: ignore[method-assign]
         await bed.chat("a handoff with a shortfall", max_tokens=60)
+        agent.lands_after.clear()
         await bed.chat("sampled", max_tokens=5, seed=1, temperature=1.0)
         bed.md0.kill_stream_after = 3
         await bed.chat("lost in the middle", max_tokens=60)

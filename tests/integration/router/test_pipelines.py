@@ -19,7 +19,7 @@ async def test_p_md_answers_like_one_plain_engine() -> None:
 @pytest.mark.parametrize("mode", ["one-shot", "catch-up"])
 async def test_p_rld_md_answers_like_one_plain_engine(mode: str) -> None:
     async with running_bed(router={"pipeline": "p-rld-md", "handoff": mode}) as bed:
-        bed.agents["p0"].landing_s["md0"] = 0.1
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
         body = await bed.chat(LONG, max_tokens=80)
         assert body["choices"][0]["message"]["content"] == bed.reference(LONG, 80)
         record = await bed.record(body["id"])

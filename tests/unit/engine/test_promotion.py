@@ -172,7 +172,7 @@ def test_every_request_runs_whatever_the_lengths(
         ]
         for i, length in enumerate(lengths)
     }
-    bound = PromotionBound(num_slots)
+    bound = PromotionBound(num_slots, retry_limit_s=2.0)
     assert all_run(bound, prompts, num_slots=num_slots, max_starts=max_starts)
     bound.check_invariants()
     assert bound.promised_chunks == 0

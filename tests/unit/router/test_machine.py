@@ -177,6 +177,12 @@ def test_lease_of_a_late_landing_is_released() -> None:
     assert machine.step(Landed(attempt=1, peer="md0")) == [ReleaseTransfer(attempt=1, peer="md0")]
 
 
+def test_lease_of_what_landed_after_it_was_given_up_is_released() -> None:
+    machine, _ = relaying(plan())
+    machine.step(TransferFailed(attempt=1, peer="md0", reason="timed_out"))
+    assert machine.step(Landed(attempt=1, peer="md0")) == [ReleaseTransfer(attempt=1, peer="md0")]
+
+
 def test_relay_lost_before_handoff_waits_for_main() -> None:
     machine, relay = relaying(plan())
     machine.step(tokens_of(relay.leg, 1))

@@ -230,7 +230,7 @@ class RequestMachine:
             self.transfers[key] = "landed"
             if event.attempt == self.attempt:
                 self._react_to_landed(event.peer)
-        elif state == "cancelled":
+        elif state in ("cancelled", "failed"):
             self.transfers[key] = "released"
             self._effects.append(ReleaseTransfer(attempt=event.attempt, peer=event.peer))
 

@@ -41,6 +41,7 @@ class TransferLog:
         self._is_wan = is_wan
         self._now_s = now_s
         self._wan_bytes: dict[tuple[int, str], int] = {}
+        self._ended: set[tuple[int, str]] = set()
 
     def close(self) -> None:
         """The request is over: from now on only bytes are counted and leases ended."""
@@ -61,9 +62,12 @@ class TransferLog:
         wan = self._is_wan(prefill, peer)
         if wan:
             self._count_bytes(attempt, prefill, peer, event)
+        if kind not in ("landed", "failed") or (attempt, peer) in self._ended:
+            return
+        self._ended.add((attempt, peer))
         if kind == "landed":
             self._on_landed(attempt, prefill, peer, event, wan=wan)
-        elif kind == "failed":
+        else:
             reason = str(event.get("reason", "unknown"))
             self._metrics.transfers.labels(src=prefill, dst=peer, result=reason).inc()
             self._say(TransferFailed(attempt=attempt, peer=peer, reason=reason))

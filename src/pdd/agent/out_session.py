@@ -1,0 +1,62 @@
+"""The connections of this agent to a peer that belong together: one control stream, several data streams."""
+
+import threading
+import time
+
+from pdd.agent.connection import Identity
+from pdd.agent.outbound import Leg
+from pdd.agent.outbox import ControlOutbox
+from pdd.agent.send_queue import SendQueue
+from pdd.core.errors import ConnectionLostError
+from pdd.transport.base import Stream
+
+
+class OutSession:
+    """The connections to a peer that belong together."""
+
+    def __init__(self, identity: Identity, control: Stream, *, name: str) -> None:
+        self.identity = identity
+        self.control = control
+        self.outbox = ControlOutbox(control, name=f"pdd-out-{name}")
+        self.queue = SendQueue()
+        self.legs: dict[int, Leg] = {}
+        self.num_opened = 0
+        self.moved_s = time.monotonic()
+        self.is_silent = False
+        self.reason = ""
+        self._lock = threading.Lock()
+        self._streams: list[Stream] = [control]
+        self._num_failed = 0
+        self._is_closed = False
+
+    def add_stream(self, stream: Stream) -> None:
+        """The stream is closed with the session.
+
+        Raises:
+            ConnectionLostError: If the session is closed already.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._streams.append(stream)
+                return
+        stream.close()
+        raise ConnectionLostError("the session is closed")
+
+    def data_stream_failed(self, num_streams: int) -> bool:
+        """Whether none of the data streams is left to be hoped for."""
+        with self._lock:
+            self._num_failed += 1
+            return self._num_failed >= num_streams
+
+    def close(self, reason: str = "") -> None:
+        """All connections are closed; the first reason given is kept."""
+        with self._lock:
+            self.reason = self.reason or reason
+            if self._is_closed:
+                return
+            self._is_closed = True
+            streams = list(self._streams)
+        self.queue.close()
+        self.outbox.close()
+        for stream in streams:
+            stream.close()

@@ -1,0 +1,1 @@
+"""End to end on real vLLM engines: one fleet is booted for all of these tests."""

@@ -1,0 +1,34 @@
+"""Boots the fleet once, and checks at the end that it left nothing behind."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from tests.e2e.fleet import Fleet, running_fleet
+
+from pdd.engine.models import prepare_tiny_model
+
+
+def shared_memory() -> set[Path]:
+    """Everything in the machine's shared memory."""
+    return set(Path("/dev/shm").iterdir())
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir() -> Path:
+    """The tiny model with large weight variance, made once and cached."""
+    return prepare_tiny_model(Path(os.environ.get("PDD_MODEL_CACHE", ".cache/models")))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fleet(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """The running fleet."""
+    shm_before = shared_memory()
+    async with running_fleet(tiny_model_dir, tmp_path_factory.mktemp("fleet")) as running:
+        pids = [child.pid for child in running.children.values()]
+        yield running
+    assert not [pid for pid in pids if psutil.pid_exists(pid)], "processes are left"
+    assert shared_memory() <= shm_before, "shared memory is left"
