@@ -282,7 +282,8 @@ class PeerLink:
                 session.close(f"no data stream to {self.peer}: {error}")
             return
         try:
-            while pieces := session.queue.take(self._settings.piece_bytes):
+            settings = self._settings
+            while pieces := session.queue.take(settings.piece_bytes, num_takers=settings.streams):
                 self._send_pieces(session, stream, pieces)
         except TransportError as error:
             session.close(str(error))
