@@ -7,10 +7,10 @@ gets pieces of the answer, each token once and in order.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
@@ -20,6 +20,7 @@ from pdd.policy.handoff import HandoffParams, decide_handoff
 from pdd.router.detokenize import Detokenizer, StopMatch
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
+from pdd.router.http_client import Gate
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
 from pdd.router.request.accounting import Accounting
@@ -43,6 +44,7 @@ from pdd.router.request.events import (
     StopLeg,
     StopMatched,
     Token,
+    Tokens,
     TransferFailed,
 )
 from pdd.router.request.job import Job, transfer_id
@@ -84,7 +86,14 @@ class Piece:
     stop_reason: int | str | None
 
 
-Deliver = Callable[[Piece], Awaitable[None]]
+class Sink(Protocol):
+    """Where an answer goes; a slow one holds the engines back."""
+
+    def put(self, piece: Piece) -> bool:
+        """Take a piece without waiting; false asks for ``ready`` to be awaited before there are many more."""
+
+    async def ready(self) -> None:
+        """The client has taken so much that pieces are welcome again."""
 
 
 class RequestDriver:
@@ -101,11 +110,15 @@ class RequestDriver:
         self._planning = planning
         self._loop = asyncio.get_running_loop()
         self._arrived_s = arrived_s
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._idle = False
+        self._gate = Gate()
         self._pieces: deque[Piece] = deque()
         self._num_tokens = 0
         self._failure: Failure | None = None
         self._decoded_by: str | None = None
+        self._deadline_s = 0.0
+        self._sink: Sink
         self._timers: list[asyncio.TimerHandle] = []
         self._prefills: dict[int, str] = {}
         self._targets: dict[int, tuple[str, ...]] = {}
@@ -122,40 +135,76 @@ class RequestDriver:
         self._legs = Legs(
             job=job,
             fleet=services.fleet,
-            post=self._inbox.put_nowait,
+            post=self._post,
+            gate=self._gate,
             note_usage=self._note_usage,
             note_prefill=self._note_prefill,
         )
 
-    async def run(self, deliver: Deliver) -> None:
-        """Compute the answer and deliver every piece of it.
+    async def run(self, sink: Sink) -> None:
+        """Compute the answer and give every piece of it to the sink.
 
         Raises:
             PddError: If the request ends without a whole answer; what was delivered until then is good.
         """
+        self._sink = sink
         timeout_s = self._services.config.router.request_timeout_s - self._now_s()
+        self._deadline_s = self._loop.time() + timeout_s
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
         self._services.metrics.in_flight.inc()
         try:
-            await self._turn(Planned(plan=self._planning.plan), deliver)
+            await self._turn(Planned(plan=self._planning.plan))
             while self.machine.outcome is None:
-                await self._turn(await self._inbox.get(), deliver)
+                self._idle = True
+                event = await self._inbox.get()
+                self._idle = False
+                await self._turn(event)
         finally:
+            self._idle = False
             # Reached with no outcome when the client leaves or cannot be written to.
             self._perform(self.machine.step(ClientGone()))
             while not self._inbox.empty():  # a landing that was not yet heard holds a lease
-                self._perform(self.machine.step(self._inbox.get_nowait()))
+                if (late := self._inbox.get_nowait()) is not None:
+                    self._perform(self.machine.step(late))
             self._finish()
             self._services.background(self._legs.close())
         if self._failure is not None:
             raise error_of(self._failure)
 
-    async def _turn(self, event: Event, deliver: Deliver) -> None:
+    def _post(self, event: Event) -> None:
+        """Take news from a leg; tokens with nothing before them go to the client without a task switch."""
+        if type(event) is Tokens and self._idle and self._inbox.empty():
+            self._perform(self.machine.step(event))
+            if not self._hand_out() or self.machine.outcome is not None:
+                self._inbox.put_nowait(None)  # ``run`` has to wait for the client, or to end
+        else:
+            self._inbox.put_nowait(event)
+
+    def _hand_out(self) -> bool:
+        """Give the sink all there is; false if it asks to be waited for."""
+        ready = True
+        while self._pieces:
+            ready = self._sink.put(self._pieces.popleft())
+        return ready
+
+    async def _turn(self, event: Event | None) -> None:
         if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
             self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
-        self._perform(self.machine.step(event))
-        while self._pieces:
-            await deliver(self._pieces.popleft())
+        if event is not None:
+            self._perform(self.machine.step(event))
+        if not self._hand_out() or event is None:
+            await self._wait_for_client()
+
+    async def _wait_for_client(self) -> None:
+        """Engines are not read from meanwhile, so that a slow client costs no memory."""
+        self._gate.close()
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                await self._sink.ready()
+        except TimeoutError:
+            self._perform(self.machine.step(DeadlinePassed()))
+        finally:
+            self._gate.open()
 
     # ---- effects
 
