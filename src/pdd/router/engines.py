@@ -7,7 +7,7 @@ Source:
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -227,9 +227,12 @@ class EngineClient:
         choice = chunk.choices[0]
         ids = choice.token_ids or []
         content = choice.logprobs.content if choice.logprobs else None
-        entries: Sequence[WireLogprob | None] = content or [None] * len(ids)
+        if content:
+            tokens = tuple([Token(id=i, logprobs=e) for i, e in zip(ids, content, strict=False)])
+        else:
+            tokens = tuple([Token(id=i) for i in ids])
         return GenerateChunk(
-            tokens=tuple([Token(id=i, logprobs=e) for i, e in zip(ids, entries, strict=False)]),
+            tokens=tokens,
             finish=choice.finish_reason,
             stop_reason=choice.stop_reason,
             usage=chunk.usage,

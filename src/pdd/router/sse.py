@@ -22,6 +22,11 @@ class LineBuffer:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def empty(self) -> bool:
+        """Whether no line has begun."""
+        return not self._buffer
+
     def feed(self, data: bytes) -> list[bytes]:
         """The lines completed by ``data``, without their line ends.
 
@@ -50,6 +55,9 @@ class EventParser:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads completed by ``data``; comments and other fields are dropped."""
+        if data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2 and self._lines.empty:
+            # One event as it was sent: nearly always.
+            return [data[5:-2].strip()] if data.startswith(b"data:") else []
         return [line[5:].strip() for line in self._lines.feed(data) if line.startswith(b"data:")]
 
 

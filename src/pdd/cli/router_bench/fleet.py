@@ -48,7 +48,7 @@ class Stream:
         if last:
             count = self._position - self._begun
             if self._api == "generate":
-                data += frames.event({"choices": [], "usage": frames.usage(count)})
+                data += frames.event({"choices": [], "usage": frames.usage(count, cached=True)})
             data += frames.DONE + b"0\r\n\r\n"
         self.connection.transport.write(data)
         return last
@@ -135,7 +135,9 @@ class Engine:
             self._stream(connection, position, end, float(params.get("min_p", 0)), "generate")
             return
         choice = {"index": 0, "finish_reason": "length", "token_ids": [frames.token_id(position)]}
-        connection.answer({"request_id": "bench", "choices": [choice], "usage": frames.usage(1)})
+        connection.answer(
+            {"request_id": "bench", "choices": [choice], "usage": frames.usage(1, cached=False)}
+        )
         order = (body.get("kv_transfer_params") or {}).get("pdd")
         if order is None:
             return
@@ -154,7 +156,12 @@ class Engine:
         head = {"id": "chatcmpl-bench", "object": "chat.completion", "model": frames.MODEL}
         params = {**KV_PARAMS, **(body.get("kv_transfer_params") or {})}
         connection.answer(
-            {**head, "choices": [choice], "usage": frames.usage(1), "kv_transfer_params": params}
+            {
+                **head,
+                "choices": [choice],
+                "usage": frames.usage(1, cached=False),
+                "kv_transfer_params": params,
+            }
         )
 
     def _stream(

@@ -97,11 +97,12 @@ def chat_frame(position: int, *, last: bool) -> bytes:
     )
 
 
-def usage(num_tokens: int) -> dict[str, Any]:
-    """Token counts of an answer."""
+def usage(num_tokens: int, *, cached: bool) -> dict[str, Any]:
+    """Token counts of an answer; a decode engine has found what landed, a prefill engine nothing."""
+    cached_tokens = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS if cached else 0
     return {
         "prompt_tokens": PROMPT_TOKENS,
         "completion_tokens": num_tokens,
         "total_tokens": PROMPT_TOKENS + num_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }

@@ -291,6 +291,7 @@ class _Streamed:
 
     def __init__(self, run: Run, stream: ClientStream, shape: Shape, *, continuous: bool) -> None:
         self._run = run
+        self._choice = run.choice
         self._stream = stream
         self._shape = shape
         self._continuous = continuous
@@ -299,16 +300,17 @@ class _Streamed:
 
     def put(self, piece: Piece) -> bool:
         """Write the piece's event."""
-        choice = self._run.choice
+        choice = self._choice
+        if self._around is not None and piece.finish is None and choice.begun:
+            choice.num_tokens = piece.num_tokens
+            before, after = self._around
+            return self._stream.write(before + _encode(piece.text) + after)
         if not choice.begun:
             choice.begun = True
             if (first := self._shape.first_chunk(choice)) is not None:
                 self._stream.write(self._frame(first))
             choice.text_chars = len(choice.echo_text)
         _note(self._run, piece)
-        if self._around is not None and piece.finish is None:
-            before, after = self._around
-            return self._stream.write(before + _encode(piece.text) + after)
         data = self._frame(self._shape.chunk(choice, piece))
         choice.text_chars += len(piece.text)
         return self._stream.write(data)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from tokenizers import Tokenizer
 
 from pdd.config.schema import PddConfig
 from pdd.core.errors import DeadlineError, EngineError, NoEndpointError, PddError
 from pdd.policy.handoff import HandoffParams, decide_handoff
-from pdd.router.detokenize import Detokenizer, StopMatch
+from pdd.router.detokenize import Detokenizer
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
 from pdd.router.http_client import Gate
@@ -67,8 +68,7 @@ class Services:
     background: Callable[[Coroutine[Any, Any, None]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the answer, ready for the client.
 
     Args:
@@ -174,7 +174,12 @@ class RequestDriver:
     def _post(self, event: Event) -> None:
         """Take news from a leg; tokens with nothing before them go to the client without a task switch."""
         if type(event) is Tokens and self._idle and self._inbox.empty():
-            self._perform(self.machine.step(event))
+            if self.machine.pass_on(event):
+                effects = self._give(event.tokens, "main", None, None)
+            else:
+                effects = self.machine.step(event)
+            if effects:
+                self._perform(effects)
             if not self._hand_out() or self.machine.outcome is not None:
                 self._inbox.put_nowait(None)  # ``run`` has to wait for the client, or to end
         else:
@@ -210,9 +215,9 @@ class RequestDriver:
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         """Do all effects; nothing is awaited, so that none is lost when the client leaves in between."""
-        todo = deque(effects)
-        while todo:
-            todo.extend(self._perform_one(todo.popleft()))
+        todo = list(effects)
+        for effect in todo:
+            todo.extend(self._perform_one(effect))
 
     def _perform_one(self, effect: Effect) -> Sequence[Effect]:
         match effect:
@@ -298,29 +303,33 @@ class RequestDriver:
     # ---- tokens
 
     def _emit(self, effect: Emit) -> Sequence[Effect]:
-        now_s = self._now_s()
-        stop: StopMatch | None = None
-        taken = 0
-        for token in effect.tokens:
-            taken += 1
-            last = taken == len(effect.tokens)
-            stop = self._text.feed(token.id, ends_as_stop_token=last and effect.finish == "stop")
+        return self._give(effect.tokens, effect.role, effect.finish, effect.stop_reason)
+
+    def _give(
+        self, tokens: tuple[Token, ...], role: str, finish: str | None, stop_reason: int | str | None
+    ) -> Sequence[Effect]:
+        """Turn tokens into a piece of the answer; a stop string in its text ends the answer there."""
+        now_s = self._loop.time() - self._arrived_s
+        for taken, token in enumerate(tokens, 1):
+            stop = self._text.feed(token.id, ends_as_stop_token=finish == "stop" and taken == len(tokens))
             if stop is not None:
+                tokens, finish, stop_reason = tokens[:taken], "stop", stop.stop
                 break
-        tokens = effect.tokens[:taken]
-        self._num_tokens += taken
-        self._accounting.on_tokens(now_s, taken, effect.role)
-        finish = effect.finish if stop is None else "stop"
+        else:
+            stop = None
+        self._num_tokens += len(tokens)
+        self._accounting.on_tokens(now_s, len(tokens), role)
         self._pieces.append(
             Piece(
                 text=self._text.take(finished=finish is not None),
                 tokens=tokens,
                 num_tokens=self._num_tokens,
                 finish=finish,
-                stop_reason=effect.stop_reason if stop is None else stop.stop,
+                stop_reason=stop_reason,
             )
         )
-        self.record.finish_reason = finish
+        if finish is not None:
+            self.record.finish_reason = finish
         return self.machine.step(StopMatched()) if stop is not None else ()
 
     # ---- news from engines
