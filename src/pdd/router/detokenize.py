@@ -91,6 +91,14 @@ class Detokenizer:
             return None
         return self._check_stop(len(new))
 
+    def more(self, token_ids: Sequence[int]) -> str:
+        """``feed`` and ``take`` in one, for tokens in the middle of an answer without stop strings."""
+        self._num_tokens += len(token_ids)
+        if len(token_ids) == 1 and not self._text:
+            return self._decode(token_ids[0])
+        self._text += "".join([self._decode(token_id) for token_id in token_ids])
+        return self.take(finished=False)
+
     def take(self, *, finished: bool) -> str:
         """The text not yet given out, less what may still turn out to be the start of a stop string."""
         end = len(self._text) if finished else len(self._text) - self._held_back

@@ -7,7 +7,7 @@ Source:
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -97,7 +97,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Any] | None = None
 
 
-_decoder = msgspec.json.Decoder(WireChunk)
+_decode = msgspec.json.Decoder(WireChunk).decode
 _KNOWN_STATUS = frozenset(HTTPStatus)
 GENERATE = "/inference/v1/generate"
 
@@ -163,7 +163,7 @@ class EngineClient:
             EngineError: If the engine refuses or fails.
             TransportError: If the engine cannot be reached or goes away.
         """
-        return self._chunk(await self._whole("POST", GENERATE, body, headers))
+        return _said(self._decoded(await self._whole("POST", GENERATE, body, headers)))
 
     async def stream(
         self,
@@ -171,6 +171,7 @@ class EngineClient:
         headers: Mapping[str, str],
         on_chunk: Callable[[GenerateChunk], None],
         *,
+        on_ids: Callable[[list[int]], bool],
         gate: Gate,
     ) -> None:
         """Every event of a streaming generate request was given to ``on_chunk`` as it came, up to ``[DONE]``.
@@ -181,6 +182,8 @@ class EngineClient:
             body: The request.
             headers: Sent with it.
             on_chunk: Called straight from the event loop, once per event; what it raises ends the stream.
+            on_ids: Offered the IDs of an event that holds nothing else, which is nearly every one; if it says
+                false, the event goes to ``on_chunk``.
             gate: Holds the engine's answer back while it is closed.
 
         Raises:
@@ -194,7 +197,9 @@ class EngineClient:
             for payload in parser.feed(data):
                 if payload == b"[DONE]":
                     return True
-                on_chunk(self._chunk(payload))
+                chunk = self._decoded(payload)
+                if not (_only_ids(chunk) and on_ids(chunk.choices[0].token_ids or [])):
+                    on_chunk(_said(chunk))
             return False
 
         sent = msgspec.json.encode(body)
@@ -213,31 +218,13 @@ class EngineClient:
                 if not answer.satisfied:
                     raise ConnectionLostError("the stream ended without [DONE]")
 
-    def _chunk(self, payload: bytes) -> GenerateChunk:
+    def _decoded(self, payload: bytes) -> WireChunk:
         try:
-            chunk = _decoder.decode(payload)
+            return _decode(payload)
         except msgspec.MsgspecError as error:
             raise RemoteProtocolError(
                 f"{self.engine_id} sent an event that is not of the schema: {error}"
             ) from error
-        if chunk.error is not None:
-            raise _engine_error(500, chunk.error)
-        if not chunk.choices:
-            return GenerateChunk(tokens=(), finish=None, usage=chunk.usage)
-        choice = chunk.choices[0]
-        ids = choice.token_ids or []
-        content = choice.logprobs.content if choice.logprobs else None
-        if content:
-            tokens = tuple([Token(id=i, logprobs=e) for i, e in zip(ids, content, strict=False)])
-        else:
-            tokens = tuple([Token(id=i) for i in ids])
-        return GenerateChunk(
-            tokens=tokens,
-            finish=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            usage=chunk.usage,
-            prompt_logprobs=chunk.prompt_logprobs,
-        )
 
     async def _whole(
         self,
@@ -275,6 +262,37 @@ class EngineClient:
             return EngineError(answer.status, f"{self.engine_id} answered {answer.status} {phrase}".rstrip())
         error = body.get("error", body) if isinstance(body, dict) else {}
         return _engine_error(answer.status, error if isinstance(error, dict) else {"message": str(error)})
+
+
+def _only_ids(chunk: WireChunk) -> bool:
+    """Whether an event holds token IDs in the middle of an answer and nothing else."""
+    if len(chunk.choices) != 1 or chunk.usage is not None or chunk.error is not None:
+        return False
+    choice = chunk.choices[0]
+    return choice.finish_reason is None and choice.logprobs is None and bool(choice.token_ids)
+
+
+def _said(chunk: WireChunk) -> GenerateChunk:
+    """What an event says.
+
+    Raises:
+        EngineError: If that is an error.
+    """
+    if chunk.error is not None:
+        raise _engine_error(500, chunk.error)
+    if not chunk.choices:
+        return GenerateChunk(tokens=(), finish=None, usage=chunk.usage)
+    choice = chunk.choices[0]
+    ids = choice.token_ids or []
+    content = choice.logprobs.content if choice.logprobs else None
+    entries: Sequence[WireLogprob | None] = content or [None] * len(ids)
+    return GenerateChunk(
+        tokens=tuple([Token(id=i, logprobs=e) for i, e in zip(ids, entries, strict=False)]),
+        finish=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        usage=chunk.usage,
+        prompt_logprobs=chunk.prompt_logprobs,
+    )
 
 
 def _json(data: bytes) -> Any:

@@ -242,7 +242,8 @@ class GenerateHandler:
     # ---- the answer
 
     async def _whole(self, shape: Shape, runs: list[Run], headers: dict[str, str]) -> web.Response:
-        await _run_all([(run, _Collected(run)) for run in runs])
+        text_only = shape.logprobs is None and not shape.token_ids
+        await _run_all([(run, _Collected(run, text_only=text_only)) for run in runs])
         for run in runs:
             run.choice.prompt_logprobs = run.driver.prompt_logprobs
         return web.json_response(shape.whole([run.choice for run in runs]), headers=headers)
@@ -272,14 +273,21 @@ class GenerateHandler:
 class _Collected:
     """Sink of an answer that is sent as a whole."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, text_only: bool) -> None:
         self._run = run
+        self.text_only = text_only
 
     def put(self, piece: Piece) -> bool:
         """Keep the piece."""
         self._run.choice.text += piece.text
         self._run.choice.tokens.extend(piece.tokens)
         _note(self._run, piece)
+        return True
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Keep the text."""
+        self._run.choice.text += text
+        self._run.choice.num_tokens = num_tokens
         return True
 
     async def ready(self) -> None:
@@ -295,16 +303,14 @@ class _Streamed:
         self._stream = stream
         self._shape = shape
         self._continuous = continuous
-        self._around = None if continuous else shape.around_text(run.choice)
+        around = None if continuous else shape.around_text(run.choice)
+        self.text_only = around is not None
+        self._before, self._after = around or (b"", b"")
         self.ready = stream.ready
 
     def put(self, piece: Piece) -> bool:
         """Write the piece's event."""
         choice = self._choice
-        if self._around is not None and piece.finish is None and choice.begun:
-            choice.num_tokens = piece.num_tokens
-            before, after = self._around
-            return self._stream.write(before + _encode(piece.text) + after)
         if not choice.begun:
             choice.begun = True
             if (first := self._shape.first_chunk(choice)) is not None:
@@ -314,6 +320,11 @@ class _Streamed:
         data = self._frame(self._shape.chunk(choice, piece))
         choice.text_chars += len(piece.text)
         return self._stream.write(data)
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Write the event of a piece of text; something was put before it."""
+        self._choice.num_tokens = num_tokens
+        return self._stream.write(self._before + _encode(text) + self._after)
 
     def _frame(self, payload: dict[str, Any]) -> bytes:
         if self._continuous:

@@ -87,7 +87,15 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink(Protocol):
-    """Where an answer goes; a slow one holds the engines back."""
+    """Where an answer goes; a slow one holds the engines back.
+
+    ``text_only`` says that pieces without finish need no more than their text.
+    """
+
+    text_only: bool
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Take the text of a piece in the middle of the answer, as ``put`` would."""
 
     def put(self, piece: Piece) -> bool:
         """Take a piece without waiting; false asks for ``ready`` to be awaited before there are many more."""
@@ -119,6 +127,7 @@ class RequestDriver:
         self._decoded_by: str | None = None
         self._deadline_s = 0.0
         self._sink: Sink
+        self._text_only = False
         self._timers: list[asyncio.TimerHandle] = []
         self._prefills: dict[int, str] = {}
         self._targets: dict[int, tuple[str, ...]] = {}
@@ -136,6 +145,7 @@ class RequestDriver:
             job=job,
             fleet=services.fleet,
             post=self._post,
+            pass_on=self._pass_on,
             gate=self._gate,
             note_usage=self._note_usage,
             note_prefill=self._note_prefill,
@@ -148,6 +158,7 @@ class RequestDriver:
             PddError: If the request ends without a whole answer; what was delivered until then is good.
         """
         self._sink = sink
+        self._text_only = sink.text_only and not self._job.text.stop
         timeout_s = self._services.config.router.request_timeout_s - self._now_s()
         self._deadline_s = self._loop.time() + timeout_s
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
@@ -174,16 +185,22 @@ class RequestDriver:
     def _post(self, event: Event) -> None:
         """Take news from a leg; tokens with nothing before them go to the client without a task switch."""
         if type(event) is Tokens and self._idle and self._inbox.empty():
-            if self.machine.pass_on(event):
-                effects = self._give(event.tokens, "main", None, None)
-            else:
-                effects = self.machine.step(event)
-            if effects:
-                self._perform(effects)
+            self._perform(self.machine.step(event))
             if not self._hand_out() or self.machine.outcome is not None:
                 self._inbox.put_nowait(None)  # ``run`` has to wait for the client, or to end
         else:
             self._inbox.put_nowait(event)
+
+    def _pass_on(self, leg: int, ids: list[int]) -> bool:
+        """Give tokens that are nothing but more text straight to the client; false if they must be posted."""
+        if not (self._idle and self._text_only and self._inbox.empty() and self.machine.pass_on(leg, ids)):
+            return False
+        text = self._text.more(ids)
+        self._num_tokens += len(ids)
+        self._accounting.on_tokens(self._loop.time() - self._arrived_s, len(ids), "main")
+        if not self._sink.put_text(text, self._num_tokens):
+            self._inbox.put_nowait(None)
+        return True
 
     def _hand_out(self) -> bool:
         """Give the sink all there is; false if it asks to be waited for."""

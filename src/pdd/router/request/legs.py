@@ -58,6 +58,7 @@ class Legs:
         post: Takes the events.
         note_usage: Told what a decode engine says about its prompt: role, engine, usage.
         note_prefill: Told P's whole answer.
+        pass_on: Offered the IDs of tokens that come with nothing else, before they are posted as events.
         gate: Closed while the client takes nothing.
     """
 
@@ -69,6 +70,7 @@ class Legs:
         post: Callable[[Event], None],
         note_usage: Callable[[str, str, WireUsage], None],
         note_prefill: Callable[[GenerateChunk], None],
+        pass_on: Callable[[int, list[int]], bool],
         gate: Gate,
     ) -> None:
         self._job = job
@@ -76,6 +78,7 @@ class Legs:
         self._post = post
         self._note_usage = note_usage
         self._note_prefill = note_prefill
+        self._pass_on = pass_on
         self._gate = gate
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -184,10 +187,13 @@ class Legs:
                 wait_s = USAGE_TIMEOUT_S if chunk.finish in GOOD_ENDS else 0.0
                 patience.reschedule(loop.time() + wait_s)
 
+        def on_ids(ids: list[int]) -> bool:
+            return last is None and self._pass_on(effect.leg, ids)
+
         headers = self._job.engine_headers(effect.leg)
         try:
             async with asyncio.timeout(None) as patience:
-                await state.client.stream(body, headers, on_chunk, gate=self._gate)
+                await state.client.stream(body, headers, on_chunk, on_ids=on_ids, gate=self._gate)
         except (TimeoutError, PddError):
             if last is None:
                 raise

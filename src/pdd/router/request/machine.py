@@ -108,7 +108,7 @@ class RequestMachine:
         handler(self, event)
         return self._effects
 
-    def pass_on(self, event: Tokens) -> bool:
+    def pass_on(self, leg: int, ids: list[int]) -> bool:
         """Take tokens that change nothing but the length of the answer; false if ``step`` has to judge them.
 
         Nearly every token of every answer is such a one. For it, ``step`` would return nothing but an
@@ -116,13 +116,12 @@ class RequestMachine:
         """
         if (
             self.phase is not Phase.DECODING
-            or event.leg != self._speaker
-            or event.finish is not None
+            or leg != self._speaker
             or self._plan is None
-            or len(self.tokens) + len(event.tokens) >= self._plan.max_tokens
+            or len(self.tokens) + len(ids) >= self._plan.max_tokens
         ):
             return False
-        self.tokens.extend([token.id for token in event.tokens])
+        self.tokens.extend(ids)
         return True
 
     @property
