@@ -198,7 +198,7 @@ class EngineClient:
                 if payload == b"[DONE]":
                     return True
                 chunk = self._decoded(payload)
-                if not (_only_ids(chunk) and on_ids(chunk.choices[0].token_ids or [])):
+                if (ids := _only_ids(chunk)) is None or not on_ids(ids):
                     on_chunk(_said(chunk))
             return False
 
@@ -264,12 +264,12 @@ class EngineClient:
         return _engine_error(answer.status, error if isinstance(error, dict) else {"message": str(error)})
 
 
-def _only_ids(chunk: WireChunk) -> bool:
-    """Whether an event holds token IDs in the middle of an answer and nothing else."""
+def _only_ids(chunk: WireChunk) -> list[int] | None:
+    """The token IDs of an event in the middle of an answer that holds nothing else; None if it is another."""
     if len(chunk.choices) != 1 or chunk.usage is not None or chunk.error is not None:
-        return False
+        return None
     choice = chunk.choices[0]
-    return choice.finish_reason is None and choice.logprobs is None and bool(choice.token_ids)
+    return choice.token_ids if choice.finish_reason is None and choice.logprobs is None else None
 
 
 def _said(chunk: WireChunk) -> GenerateChunk:

@@ -22,11 +22,6 @@ class LineBuffer:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    @property
-    def empty(self) -> bool:
-        """Whether no line has begun."""
-        return not self._buffer
-
     def feed(self, data: bytes) -> list[bytes]:
         """The lines completed by ``data``, without their line ends.
 
@@ -52,12 +47,15 @@ class EventParser:
 
     def __init__(self) -> None:
         self._lines = LineBuffer()
+        self._between_lines = True
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads completed by ``data``; comments and other fields are dropped."""
-        if data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2 and self._lines.empty:
-            # One event as it was sent: nearly always.
-            return [data[5:-2].strip()] if data.startswith(b"data:") else []
+        if self._between_lines and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
+            payload = data[6:-2]
+            if b"\n" not in payload:
+                return [payload.strip()]  # one event as it was sent: nearly always
+        self._between_lines = data.endswith(b"\n")
         return [line[5:].strip() for line in self._lines.feed(data) if line.startswith(b"data:")]
 
 

@@ -193,7 +193,9 @@ class RequestDriver:
 
     def _pass_on(self, leg: int, ids: list[int]) -> bool:
         """Give tokens that are nothing but more text straight to the client; false if they must be posted."""
-        if not (self._idle and self._text_only and self._inbox.empty() and self.machine.pass_on(leg, ids)):
+        if not (
+            ids and self._idle and self._text_only and self._inbox.empty() and self.machine.pass_on(leg, ids)
+        ):
             return False
         text = self._text.more(ids)
         self._num_tokens += len(ids)
