@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from pdd.config.schema import PddConfig
 from pdd.core.errors import ConnectError, DeadlineError, PddError
 from pdd.link.bench.engine import WAIT_S, BenchEngine
 from pdd.link.bench.place import SIDES, Place
@@ -134,6 +135,8 @@ class AgentPair:
     def _config(self, run_dir: Path, store_bytes: int, streams: int | None) -> str:
         rows = [f'run_dir = "{run_dir}"', "[model]", 'path = "none"', 'name = "none"', "[agent]"]
         rows += [f"streams = {streams}"] if streams else []
+        # Compared with plain sockets, so in clear; what TLS costs is a figure of its own.
+        rows += ["[tls]", 'mode = "off"'] if "tls" in PddConfig.model_fields else []
         for side in SIDES:
             rows += [
                 "[[engines]]",
