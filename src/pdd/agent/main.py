@@ -11,7 +11,7 @@ from pdd.agent.agent import Agent
 from pdd.agent.control import make_app
 from pdd.config.schema import PddConfig
 from pdd.core.errors import ConnectError, PddError
-from pdd.transport.tcp import TcpTransport
+from pdd.transport.choice import choose_transport
 
 _log = logging.getLogger(__name__)
 _TICK_S: Final = 1.0
@@ -38,7 +38,7 @@ async def _serve(config: PddConfig, engine_id: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    agent = Agent(config, engine_id, transport=TcpTransport())
+    agent = Agent(config, engine_id, transport=choose_transport(config, engine_id))
     engine = config.engine(engine_id)
     runner = web.AppRunner(make_app(agent), access_log=None, shutdown_timeout=_SHUTDOWN_S)
     try:

@@ -70,11 +70,14 @@ class Space:
             piece_bytes=config.agent.piece_bytes,
             connect_timeout_s=config.agent.connect_timeout_s,
             stall_timeout_s=config.agent.stall_timeout_s,
+            max_rate_bytes_per_s=config.agent.max_rate,
         )
+        own = config.engine(engine_id)
         self.links = {
             engine.id: PeerLink(
                 peer=engine.id,
                 address=engine.data_address,
+                is_wan=engine.site != own.site,
                 settings=settings,
                 fingerprint=kind.fingerprint,
                 transport=transport,
@@ -86,6 +89,11 @@ class Space:
             if engine.id != engine_id
         }
         links.update(self.links)
+        if own.role == "prefill":
+            # Peers that do not fit are known before the first transfer, and the first finds a warm line.
+            for engine in config.engines:
+                if engine.role != "prefill":
+                    self.links[engine.id].warm()
 
     def welcome(self, connection: EngineConnection) -> None:
         """The engine mirrors the store from now on: it has a snapshot, and gets every change after it."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pdd import __version__
-from pdd.cli import link, model, serve, services
+from pdd.cli import certs, link, model, serve, services
 from pdd.cli.demo import command as demo
 from pdd.core.errors import ConfigurationError, PddError
 
@@ -50,6 +50,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (demo.add_parser, serve.add_parser, services.add_parsers, link.add_parser, model.add_parser):
-        add(commands)
+    for part in (demo, serve, services, link, model, certs):
+        part.add_parser(commands)
     return parser

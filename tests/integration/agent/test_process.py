@@ -52,6 +52,8 @@ def test_the_control_api_from_order_to_release(fleet: Fleet) -> None:
         "store": {"slots": 0, "used": 0, "leased": 0},
         "transfers": 0,
         "peers": [],
+        "refused": {},
+        "refused_lately": [],
     }
     prefill, main = p.engine(), md.engine()
     events = EventReader(p.control_url)
