@@ -76,7 +76,9 @@ def read_control_frame(stream: Stream, decoder: FrameDecoder, *, timeout_s: floa
             raise DeadlineError(f"{stream.peer_address} did not finish its first frame in {timeout_s:g} s")
         num_bytes = stream.recv_into(decoder.buffer(), timeout_s=left_s)
         if num_bytes == 0:
-            raise RemoteProtocolError(f"{stream.peer_address} closed the connection during the handshake")
+            raise RemoteProtocolError(
+                f"{stream.peer_address} closed the connection during the handshake; does one side expect TLS?"
+            )
         event = decoder.advance(num_bytes)
         if isinstance(event, ControlReceived):
             return event.frame

@@ -20,6 +20,9 @@ from pdd.transport.sockets import pace
 
 _RECORD_BYTES: Final = 16 * 2**10
 """Most payload in one TLS record (RFC 8446, section 5.1)."""
+_OPENSSL_HOLDS: Final = 17 * 2**10
+"""OpenSSL may hold a part of one record, which then never comes to the socket again."""
+_LOW_WATER: Final = 128 * 2**10
 T = TypeVar("T")
 
 
@@ -33,6 +36,7 @@ class TlsStream(Stream):
         self._ssl_lock = threading.Lock()
         self._lock = threading.Lock()
         self._num_users = 0
+        self._low_water = 1
         self._is_closed = False
 
     @property
@@ -65,6 +69,28 @@ class TlsStream(Stream):
         with self._using():
             return self._call(lambda: self._tls.recv_into(buffer), timeout_s)
 
+    def recv_exactly(self, buffer: memoryview) -> None:
+        """See ``Stream.recv_exactly``."""
+        # A sender writes record by record. Waking for many at once instead of each saves half of the CPU time.
+        rest = buffer
+        with self._using():
+            while rest:
+                num_bytes = self._call(
+                    lambda rest=rest: self._tls.recv_into(rest),  # type: ignore[misc]
+                    None,
+                    low_water=min(rest.nbytes - _OPENSSL_HOLDS, _LOW_WATER),
+                )
+                if num_bytes == 0:
+                    raise ConnectionLostError(f"{self._peer_address} closed the connection")
+                rest = rest[num_bytes:]
+
+    def _set_low_water(self, num_bytes: int) -> None:
+        """The socket counts as readable only with so many bytes in it, or when it has ended."""
+        if num_bytes != self._low_water:
+            self._low_water = num_bytes
+            with suppress(OSError):  # closed meanwhile
+                self._tls.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+
     def close(self) -> None:
         """See ``Stream.close``."""
         with self._lock:
@@ -77,7 +103,7 @@ class TlsStream(Stream):
                 socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # SSLSocket's own forgets its TLS state
             self._close_if_unused()
 
-    def _call(self, use: Callable[[], T], timeout_s: float | None) -> T:
+    def _call(self, use: Callable[[], T], timeout_s: float | None, *, low_water: int = 1) -> T:
         """The result of a call to OpenSSL, repeated each time the socket is ready for more.
 
         Raises:
@@ -92,6 +118,7 @@ class TlsStream(Stream):
                     return use()
             except ssl.SSLWantReadError:
                 wanted = select.POLLIN
+                self._set_low_water(max(1, low_water))
             except ssl.SSLWantWriteError:
                 wanted = select.POLLOUT
             except OSError as error:
