@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pdd import __version__
 from pdd.cli import certs, link, model, serve, services
 from pdd.cli.demo import command as demo
+from pdd.cli.doctor import command as doctor
 from pdd.core.errors import ConfigurationError, PddError
 
 EXIT_FAILED = 1
@@ -50,6 +51,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for part in (demo, serve, services, link, model, certs):
+    for part in (demo, serve, services, link, model, certs, doctor):
         part.add_parser(commands)
     return parser

@@ -71,7 +71,7 @@ class TlsStream(Stream):
 
     def recv_exactly(self, buffer: memoryview) -> None:
         """See ``Stream.recv_exactly``."""
-        # A sender writes record by record. Waking for many at once instead of each saves half of the CPU time.
+        # A sender writes record by record; this waits for many at once.
         rest = buffer
         with self._using():
             while rest:
