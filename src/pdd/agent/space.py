@@ -48,6 +48,7 @@ class Space:
             OverloadedError: If ``store_bytes`` is below one chunk.
         """
         self.kind = kind
+        self._lease_s = config.agent.lease_s
         self._mirror: EngineOutbox | None = None
         self.store = ChunkStore(
             chunk_bytes=kind.chunk_bytes,
@@ -104,6 +105,7 @@ class Space:
     def tick(self, now_s: float, *, stall_timeout_s: float) -> None:
         """About once a second: leases run out, and what has stalled too long has failed."""
         self.inbound.expire_leases(now_s)
+        self.outbound.end_old_holds(now_s, limit_s=self._lease_s)
         self.inbound.drop_silent_sessions(now_s, timeout_s=stall_timeout_s)
         for link in self.links.values():
             link.tick(now_s)
