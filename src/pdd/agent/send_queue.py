@@ -1,15 +1,17 @@
-"""The queue that all data streams to one peer take pieces from, in the order of ``pdd.policy.wan_order``."""
+"""The queue that all data streams to one peer take pieces from, in the order of ``pdd.policy.send_order``."""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from pdd.policy.wan_order import NextTransfer, OrderParams, WaitingTransfer, choose_next
+from pdd.policy.send_order import NextTransfer, OrderParams, WaitingTransfer, choose_next
 
 _PARAMS: Final = OrderParams()
+MIN_SHARE_BYTES: Final = 64 * 2**10
+"""Pieces are not cut smaller: below this a frame's header, lock and system call cost more than they bring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,8 @@ class Urgency:
 Order = Callable[[Sequence[WaitingTransfer]], NextTransfer | None]
 
 
-def wan_order(waiting: Sequence[WaitingTransfer]) -> NextTransfer | None:
-    """The order of ``pdd.policy.wan_order`` with its default parameters."""
+def send_order(waiting: Sequence[WaitingTransfer]) -> NextTransfer | None:
+    """The order of ``pdd.policy.send_order`` with its default parameters."""
     return choose_next(waiting, _PARAMS)
 
 
@@ -57,7 +59,7 @@ class SendQueue:
         clock: Seconds that only grow.
     """
 
-    def __init__(self, order: Order = wan_order, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, order: Order = send_order, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._order = order
         self._clock = clock
         self._changed = threading.Condition()
@@ -80,23 +82,30 @@ class SendQueue:
         with self._changed:
             self._lines.pop(number, None)
 
-    def take(self, max_bytes: int) -> list[Piece]:
-        """The next pieces in order, one at least, more while they fit ``max_bytes``; none once closed."""
+    def take(self, max_bytes: int, *, num_takers: int = 1) -> list[Piece]:
+        """The next pieces in order, one at least, more while they fit ``max_bytes``; none once closed.
+
+        When little is left, a taker gets no more than its even share, and a piece is cut for that: the last
+        megabyte on one of four streams would take four times as long, since each has a quarter of the line.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or bool(self._lines))
             if self._is_closed:
                 return []
-            taken: list[Piece] = []
             left = max_bytes
+            if num_takers > 1:
+                queued_bytes = sum(line.queued_bytes for line in self._lines.values())
+                left = min(max_bytes, max(MIN_SHARE_BYTES, -(-queued_bytes // num_takers)))
+            number = self._next()
+            taken = [self._pop(number, left if num_takers > 1 else None)]
+            left -= taken[0].length
             while self._lines:
-                number = self._next()
-                line = self._lines[number]
-                if taken and line.pieces[0].length > left:
+                # One decision serves as many of a transfer's pieces as fit: asking for each would cost more.
+                number = number if number in self._lines else self._next()
+                if self._lines[number].pieces[0].length > left:
                     break
-                # One decision serves as many of the pieces as fit: asking for each would cost more.
-                while line.pieces and (not taken or line.pieces[0].length <= left):
-                    taken.append(self._pop(number, line))
-                    left -= taken[-1].length
+                taken.append(self._pop(number))
+                left -= taken[-1].length
             return taken
 
     def close(self) -> None:
@@ -126,8 +135,15 @@ class SendQueue:
         assert decision is not None  # held transfers are never queued
         return decision.number
 
-    def _pop(self, number: int, line: _Line) -> Piece:
+    def _pop(self, number: int, max_bytes: int | None = None) -> Piece:
+        """The transfer's next piece is no longer queued, or only what is beyond ``max_bytes`` of it is."""
+        line = self._lines[number]
         piece = line.pieces.popleft()
+        if max_bytes is not None and piece.length > max_bytes:
+            rest = replace(piece, offset=piece.offset + max_bytes, length=piece.length - max_bytes)
+            line.pieces.appendleft(rest)
+            piece = replace(piece, length=max_bytes)
+            self._changed.notify()  # put counted one taker for the whole piece
         line.queued_bytes -= piece.length
         if not line.pieces:
             del self._lines[number]

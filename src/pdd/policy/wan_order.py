@@ -1,81 +1,62 @@
-"""Whose bytes go next on a link: the order of the send queue, shared by agents and simulator.
+"""In which order transfers use the line between the sites.
 
-- **Unmasked first**: nobody decodes meanwhile, so the user waits for these (P-MD).
-- **Masked next**, higher priority first: RLD answers while they cross.
-- **Outliers last** (priority below 0): RLD will probably finish before they land.
-- Within a class the **shortest remaining** transfer: it makes the most requests whole per second.
-- **Nothing starves**: with each ``ageing_s`` of waiting a transfer rises by one class, and once it is among
-  the first its remaining bytes count half as much with each more, so that at last it is the shortest.
-- **Held** transfers do not go at all.
+A transfer is *masked* while a relay decodes for its request: nobody waits for it. Unmasked ones (P-MD) hold
+a client up.
 
-Source:
-    Shortest remaining processing time with ageing; Silberschatz et al., Operating System Concepts, 5.3.
+Formula:
+    ``rank_s = enqueued_s + patience_ratio * transfer_s + (masked_grace_s if masked else 0)``; the lowest
+    rank goes first. Short transfers overtake long ones, unmasked overtake masked, and nothing starves: a
+    transfer is overtaken only by those that come within ``patience_ratio`` times its own length (plus the
+    grace) after it.
+
+Example:
+    A masked transfer of 2 s that came at 10 s, patience 10, grace 5 s, has rank 35; an unmasked one of 0.1
+    s that comes at 30 s has rank 31 and goes first; one that comes at 35 s does not.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Literal
 
-UNMASKED: Final = 0
-MASKED: Final = 1
-OUTLIER: Final = 2
+Order = Literal["first-come", "shortest-unmasked-first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderParams:
-    """How fast waiting counts."""
+class WanOrderParams:
+    """Parameters of the order.
 
-    ageing_s: float = 5.0
+    Args:
+        order: ``first-come`` ignores length and mask.
+        patience_ratio: How many times its own length a transfer may be overtaken for; 0 ignores length.
+        masked_grace_s: How much later a masked transfer counts as having come.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingTransfer:
-    """What is known of a transfer that has something to send on the link."""
-
-    number: int
-    rank: int
-    """Position in the order in which transfers were begun."""
-    remaining_bytes: int
-    waiting_s: float
-    """Since its first bytes could have gone."""
-    priority: int = 0
-    is_unmasked: bool = False
-    is_held: bool = False
+    order: Order
+    patience_ratio: float = 10.0
+    masked_grace_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextTransfer:
-    """Which transfer goes next, and why."""
+class TransferView:
+    """One transfer as its sender sees it.
 
-    number: int
-    reason: str
-    """``unmasked``, ``masked``, ``outlier``, or ``aged`` if waiting brought it there."""
+    Args:
+        enqueued_s: When it joined the queue.
+        transfer_s: Its missing bytes over the line's rate.
+        masked: A relay decodes for its request meanwhile.
+        relay_load_ratio: How full that relay is; a full one wants its transfers sooner.
+    """
 
-
-def choose_next(waiting: Sequence[WaitingTransfer], params: OrderParams) -> NextTransfer | None:
-    """The transfer whose piece goes next; None if all are held."""
-    eligible = [transfer for transfer in waiting if not transfer.is_held]
-    if not eligible:
-        return None
-    first = min(eligible, key=lambda transfer: _key(transfer, params))
-    rose = _class(first, params) < _own_class(first)
-    reason = "aged" if rose else ("unmasked", "masked", "outlier")[_own_class(first)]
-    return NextTransfer(number=first.number, reason=reason)
+    enqueued_s: float
+    transfer_s: float
+    masked: bool
+    relay_load_ratio: float = 0.0
 
 
-def _key(transfer: WaitingTransfer, params: OrderParams) -> tuple[int, int, float, int, int]:
-    group = _class(transfer, params)
-    # Priority tells masked transfers and outliers apart; who rose to the first class competes by size alone.
-    priority = 0 if group == UNMASKED else -transfer.priority
-    steps = max(0.0, transfer.waiting_s / params.ageing_s - _own_class(transfer))
-    return group, priority, transfer.remaining_bytes * 0.5 ** min(steps, 60.0), transfer.rank, transfer.number
-
-
-def _own_class(transfer: WaitingTransfer) -> int:
-    if transfer.is_unmasked:
-        return UNMASKED
-    return MASKED if transfer.priority >= 0 else OUTLIER
-
-
-def _class(transfer: WaitingTransfer, params: OrderParams) -> int:
-    return max(UNMASKED, _own_class(transfer) - int(transfer.waiting_s / params.ageing_s))
+def transfer_rank_s(transfer: TransferView, params: WanOrderParams) -> float:
+    """The rank; lower goes first, ties in order of arrival."""
+    if params.order == "first-come":
+        return transfer.enqueued_s
+    rank_s = transfer.enqueued_s + params.patience_ratio * transfer.transfer_s
+    if transfer.masked:
+        rank_s += params.masked_grace_s * max(0.0, 1.0 - transfer.relay_load_ratio)
+    return rank_s

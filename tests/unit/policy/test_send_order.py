@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.policy.wan_order import OrderParams, WaitingTransfer, choose_next
+from pdd.policy.send_order import OrderParams, WaitingTransfer, choose_next
 
 PARAMS = OrderParams(ageing_s=5.0)
 MIB = 2**20
