@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint install install-cpu clean
+.PHONY: help demo test soak lint install install-cpu clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +20,9 @@ demo: install-cpu
 
 test: lint
 	$(BIN)/pytest $(ARGS)
+
+soak: install
+	PYTHONPATH=. $(BIN)/python -m tests.kit.soak --minutes 30 $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

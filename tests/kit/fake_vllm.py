@@ -108,6 +108,11 @@ class FakeEngine:
         self.running.clear()
 
     @property
+    def is_down(self) -> bool:
+        """Whether nobody answers at the port."""
+        return self._runner is None
+
+    @property
     def url(self) -> str:
         """Base URL."""
         return f"http://127.0.0.1:{self.port}"

@@ -199,6 +199,8 @@ class RouterConfig(Section):
     """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
+    recovery_timeout_s: Duration = 30.0
+    """How long an answer that has begun waits for an engine when none is left; vLLM restarts in 30-70 s."""
     drain_timeout_s: Duration = 30.0
     """How long open requests may still run after SIGTERM."""
 

@@ -92,6 +92,9 @@ class RouterMetrics:
         self.continuations = Counter(
             "pdd_continuations_total", "Answers continued elsewhere after a failure", registry=r
         )
+        self.pauses = Counter(
+            "pdd_pauses_total", "Answers that had to wait because no engine was left", registry=r
+        )
         self.errors = Counter("pdd_errors_total", "Error answers by HTTP status", ["status"], registry=r)
         self.engine_up = Gauge(
             "pdd_engine_up", "1 if the engine answers its health check", ["engine"], registry=r

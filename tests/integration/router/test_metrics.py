@@ -37,6 +37,14 @@ async def test_every_metric_moves() -> None:
         bed.md0.kill_stream_after = 3
         await bed.chat("lost in the middle", max_tokens=60)
         await bed.post("/v1/completions", prompt="", max_tokens=5)
+        pausing = asyncio.create_task(bed.chat("nobody is left", max_tokens=500))
+        await bed.until(lambda: bool(bed.rld0.running))
+        for engine in (bed.rld0, bed.md0, bed.md1):
+            await engine.stop()
+        await bed.until(lambda: bed.router.metrics.pauses.collect()[0].samples[0].value > 0)
+        for engine in (bed.rld0, bed.md0, bed.md1):
+            await engine.start()
+        await pausing
         bed.p0.prefill_s = 5.0
         running = asyncio.create_task(bed.chat("still running", max_tokens=5))
         await bed.until(lambda: bool(bed.p0.running))

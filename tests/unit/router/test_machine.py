@@ -13,12 +13,15 @@ from pdd.router.request.events import (
     DeadlinePassed,
     Effect,
     Emit,
+    EnginesNow,
     Event,
     Fail,
     Failure,
     HandoffChosen,
     Landed,
     LegFailed,
+    Pause,
+    PauseOver,
     Plan,
     Planned,
     Prefilled,
@@ -32,6 +35,7 @@ from pdd.router.request.events import (
     Token,
     Tokens,
     TransferFailed,
+    TransferStalled,
 )
 from pdd.router.request.machine import MAX_ATTEMPTS, Phase, RequestMachine
 
@@ -251,9 +255,62 @@ def test_another_prefill_engine_is_tried_and_decode_engines_never_prefill_instea
     effects = machine.step(LegFailed(leg=prefill.leg, failure=LOST))
     (again,) = only(effects, StartPrefill)
     assert again.engine == "p1"  # type: ignore[union-attr]
+    machine.step(EnginesNow(prefills=(), relays=("rld0",), mains=("md0",)))
     effects = machine.step(LegFailed(leg=again.leg, failure=LOST))  # type: ignore[union-attr]
     assert effects[-1] == Fail(failure=LOST)
     assert only(effects, StartDecode) == []
+
+
+def test_another_relay_takes_over_from_one_that_is_lost_before_the_handoff() -> None:
+    machine, relay = relaying(plan(relays=("rld0", "rld1")))
+    effects = machine.step(LegFailed(leg=relay.leg, failure=LOST))
+    (again,) = only(effects, StartPrefill)
+    assert again.targets == ("rld1", "md0")  # type: ignore[union-attr]
+
+
+def test_a_wan_that_stands_still_is_covered_by_a_relay() -> None:
+    machine, prefill = begun(plan(pipeline="p-md"))
+    machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    effects = machine.step(TransferStalled(attempt=1, peer="md0"))
+    (again,) = only(effects, StartPrefill)
+    assert again.targets == ("rld0", "md0")  # type: ignore[union-attr]
+
+
+def test_an_answer_that_has_begun_waits_for_an_engine_to_come_back() -> None:
+    machine, relay = relaying(plan(mains=()))
+    assert machine.step(LegFailed(leg=relay.leg, failure=LOST))[-1] == Pause()
+    machine.check_invariants()
+    assert machine.step(EnginesNow(prefills=("p0",), relays=(), mains=())) == [Pause()]
+    (again,) = machine.step(EnginesNow(prefills=("p0",), relays=(), mains=("md0",)))
+    assert again == StartPrefill(leg=3, attempt=2, engine="p0", position=1, targets=("md0",))
+
+
+def test_a_prefill_engine_that_is_back_is_tried_again_before_the_first_token() -> None:
+    machine, prefill = begun(plan())
+    assert machine.step(LegFailed(leg=prefill.leg, failure=LOST))[-1] == Pause()
+    (again,) = machine.step(EnginesNow(prefills=("p0",), relays=("rld0",), mains=("md0",)))
+    assert isinstance(again, StartPrefill)
+
+
+def test_an_answer_that_has_waited_long_enough_ends_with_what_went_wrong() -> None:
+    machine, relay = relaying(plan(mains=()))
+    machine.step(LegFailed(leg=relay.leg, failure=LOST))
+    assert machine.step(PauseOver())[-1] == Fail(failure=LOST)
+
+
+def test_only_attempts_without_a_token_count_towards_the_limit() -> None:
+    machine, relay = relaying(plan(max_tokens=100, mains=()))
+    now = EnginesNow(prefills=("p0",), relays=("rld0",), mains=())
+    leg = relay.leg
+    for attempt in range(2, 3 * MAX_ATTEMPTS):
+        assert machine.step(LegFailed(leg=leg, failure=LOST))[-1] == Pause()
+        (prefill,) = only(machine.step(now), StartPrefill)
+        machine.step(Landed(attempt=machine.attempt, peer="rld0"))
+        leg_of_p = prefill.leg  # type: ignore[union-attr]
+        effects = machine.step(Prefilled(leg=leg_of_p, token=Token(id=attempt), finish="length"))
+        (decode,) = only(effects, StartDecode)
+        leg = decode.leg  # type: ignore[union-attr]
+    assert machine.outcome is None
 
 
 # ---- every order of events
@@ -305,6 +362,8 @@ class World:
             case Emit():
                 assert effect.position == len(self.given)
                 self.given.extend(token.id for token in effect.tokens)
+            case Pause():
+                assert not self.open_legs
             case Complete() | Fail():
                 self.ends.append(effect)
             case ChooseHandoff():
@@ -313,6 +372,8 @@ class World:
     def possible(self) -> list[str]:
         """What may happen next."""
         names = [f"leg {leg}" for leg in self.open_legs]
+        if self.machine.phase is Phase.PAUSED:
+            names.append("pause")
         names += [
             f"transfer {a} {p}" for (a, p), state in self.transfers.items() if state in ("open", "cancelling")
         ]
@@ -334,6 +395,7 @@ def plans(draw: st.DrawFn) -> Plan:
         mains=mains,
         max_tokens=draw(st.integers(1, 12)),
         whole_on_main=whole,
+        relays_allowed=bool(relays),
     )
 
 
@@ -369,6 +431,15 @@ def answer_transfer(draw: st.DrawFn, world: World, key: tuple[int, str]) -> Even
     return Landed(attempt=key[0], peer=key[1])
 
 
+def engines(draw: st.DrawFn) -> EnginesNow:
+    """What may be left of two engines of each role."""
+
+    def some(name: str) -> tuple[str, ...]:
+        return tuple(draw(st.sampled_from([(), (f"{name}0",), (f"{name}1",), (f"{name}1", f"{name}0")])))
+
+    return EnginesNow(prefills=some("p"), relays=some("rld"), mains=some("md"))
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.data(), plans())
 def test_every_order_of_events_ends_once_with_each_token_once(data: st.DataObject, the_plan: Plan) -> None:
@@ -380,14 +451,20 @@ def test_every_order_of_events_ends_once_with_each_token_once(data: st.DataObjec
             break
         names = world.possible()
         assert names, "an open request waits for something that will happen"
-        name = draw(st.sampled_from([*names, *names, "client", "deadline", "stop", "handoff"]))
+        name = draw(st.sampled_from([*names, *names, "client", "deadline", "stop", "engines", "stalled"]))
         match name.split():
             case ["leg", leg]:
                 world.feed(answer_leg(draw, world, int(leg)))
             case ["transfer", attempt, peer]:
                 world.feed(answer_transfer(draw, world, (int(attempt), peer)))
-            case ["handoff"]:
-                pass
+            case ["pause"]:
+                world.feed(PauseOver() if draw(st.integers(0, 9)) == 0 else engines(draw))
+            case ["engines"] if world.machine.phase is not Phase.PAUSED:
+                world.feed(engines(draw))
+            case ["stalled"]:
+                peer = world.machine.main
+                if peer is not None:
+                    world.feed(TransferStalled(attempt=world.machine.attempt, peer=peer))
             case [other] if draw(st.integers(0, 30)) == 0:
                 rare = {"client": ClientGone(), "deadline": DeadlinePassed(), "stop": StopMatched()}
                 world.feed(rare[other])
@@ -404,7 +481,7 @@ def settle(world: World) -> None:
     """After the end nothing is left: no leg, and every lease of a late landing is released."""
     if world.machine.outcome is None:
         world.feed(ClientGone())
-    assert world.machine.attempt <= MAX_ATTEMPTS + 1
+    assert world.machine.attempt <= (MAX_ATTEMPTS + 1) * (len(world.given) + 1)
     for key, state in list(world.transfers.items()):
         if state == "cancelling":
             world.transfers[key] = "landed late"

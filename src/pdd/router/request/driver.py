@@ -30,11 +30,14 @@ from pdd.router.request.events import (
     DeadlinePassed,
     Effect,
     Emit,
+    EnginesNow,
     Event,
     Fail,
     Failure,
     HandoffChosen,
     LegFailed,
+    Pause,
+    PauseOver,
     Planned,
     ReleaseTransfer,
     StartDecode,
@@ -44,14 +47,18 @@ from pdd.router.request.events import (
     StopMatched,
     Token,
     TransferFailed,
+    TransferStalled,
 )
 from pdd.router.request.job import Job, transfer_id
 from pdd.router.request.legs import Legs
 from pdd.router.request.machine import RequestMachine
-from pdd.router.request.planning import Planning
+from pdd.router.request.planning import Planning, engines_now
 from pdd.router.request.transfers import TransferLog
 
 log = logging.getLogger(__name__)
+
+PAUSE_POLL_S = 0.25
+"""How often a paused answer looks whether an engine is back; health checks come every second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +113,7 @@ class RequestDriver:
         self._num_tokens = 0
         self._failure: Failure | None = None
         self._decoded_by: str | None = None
+        self._paused_s: float | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._prefills: dict[int, str] = {}
         self._targets: dict[int, tuple[str, ...]] = {}
@@ -153,6 +161,8 @@ class RequestDriver:
     async def _turn(self, event: Event, deliver: Deliver) -> None:
         if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
             self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
+        if isinstance(event, LegFailed | TransferFailed | TransferStalled):
+            self._perform(self.machine.step(self._engines_now()))
         self._perform(self.machine.step(event))
         while self._pieces:
             await deliver(self._pieces.popleft())
@@ -185,6 +195,8 @@ class RequestDriver:
                 self._cancel(effect.attempt, effect.peer)
             case ReleaseTransfer():
                 _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
+            case Pause():
+                self._pause()
             case Fail():
                 self._failure = effect.failure
             case _:
@@ -242,6 +254,22 @@ class RequestDriver:
             )
         )
 
+    def _engines_now(self) -> EnginesNow:
+        job = self._job
+        return engines_now(self._services.fleet, tokens=len(job.rendered.token_ids) + job.max_tokens)
+
+    def _pause(self) -> None:
+        now_s = self._now_s()
+        if self._paused_s is None:
+            self._paused_s = now_s
+            self._services.metrics.pauses.inc()
+            log.warning("request %s: no engine is left, waiting for one", self._job.request_id)
+        over = now_s - self._paused_s >= self._services.config.router.recovery_timeout_s
+        self._timers.append(self._loop.call_later(0 if over else PAUSE_POLL_S, self._look_again, over))
+
+    def _look_again(self, over: bool) -> None:
+        self._inbox.put_nowait(PauseOver() if over else self._engines_now())
+
     def _cancel(self, attempt: int, peer: str) -> None:
         agent = self._services.fleet.engines[self._prefills[attempt]].agent
         self._services.background(agent.cancel(self._job.transfer_id(attempt), [peer]))
@@ -260,6 +288,7 @@ class RequestDriver:
                 break
         tokens = effect.tokens[:taken]
         self._num_tokens += taken
+        self._paused_s = None
         self._accounting.on_tokens(now_s, taken, effect.role)
         finish = effect.finish if stop is None else "stop"
         self._pieces.append(

@@ -41,6 +41,7 @@ class Plan:
         pipeline: The pipeline of the first attempt.
         prefills: P engines, best first.
         relays: RLD engines, best first; empty if the request must not be relayed.
+        relays_allowed: Whether engines found later may relay; false if the request must not be relayed.
         mains: MD engines, best first.
         max_tokens: Most tokens of the answer.
         whole_on_main: Every token must come from one engine: P's token is dropped.
@@ -52,6 +53,7 @@ class Plan:
     mains: tuple[str, ...]
     max_tokens: int
     whole_on_main: bool = False
+    relays_allowed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,28 @@ class TransferFailed:
     attempt: int
     peer: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferStalled:
+    """The attempt's KV does not move towards the peer now; it may yet land, or fail."""
+
+    attempt: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesNow:
+    """Which engines can be used at this moment, best first; replaces the plan's lists."""
+
+    prefills: tuple[str, ...]
+    relays: tuple[str, ...]
+    mains: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseOver:
+    """The answer has waited long enough for an engine to come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +177,9 @@ Event = (
     | Prefilled
     | Landed
     | TransferFailed
+    | TransferStalled
+    | EnginesNow
+    | PauseOver
     | Tokens
     | RoundDone
     | LegFailed
@@ -228,6 +255,11 @@ class ChooseHandoff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """No engine is left: say in a moment which there are (``EnginesNow``), or in the end ``PauseOver``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
     """Give the client these tokens; the first is token ``position`` of the answer."""
 
@@ -260,6 +292,7 @@ Effect = (
     | CancelTransfer
     | ReleaseTransfer
     | ChooseHandoff
+    | Pause
     | Emit
     | Complete
     | Fail

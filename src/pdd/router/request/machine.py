@@ -4,10 +4,12 @@ It owns which engine may speak to the client, at which token position, and what 
 It knows no clock, socket or engine API; the driver does what the effects say and feeds back what happens.
 
 Every failure has the same answer: the token IDs sent so far are enough to continue anywhere, so the
-pipeline begins again after them, with the engines that are left.
+pipeline begins again after them, with the engines that can be used at that moment. When none is left, an
+answer that has begun pauses until one is back.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import ClassVar, Literal
 
@@ -21,12 +23,15 @@ from pdd.router.request.events import (
     DeadlinePassed,
     Effect,
     Emit,
+    EnginesNow,
     Event,
     Fail,
     Failure,
     HandoffChosen,
     Landed,
     LegFailed,
+    Pause,
+    PauseOver,
     Plan,
     Planned,
     Prefilled,
@@ -40,10 +45,11 @@ from pdd.router.request.events import (
     Token,
     Tokens,
     TransferFailed,
+    TransferStalled,
 )
 
 MAX_ATTEMPTS = 6
-"""Bound on runs of the pipeline for one request: more would only hide that nothing works."""
+"""Bound on runs of the pipeline without a new token: more would only hide that nothing works."""
 
 TransferState = Literal["open", "landed", "failed", "cancelled", "released"]
 Outcome = Literal["complete", "error", "cancelled"]
@@ -60,6 +66,7 @@ class Phase(StrEnum):
     CATCHING_UP = "catching up"
     JOINING = "joining"
     DECODING = "decoding"
+    PAUSED = "paused"
     DONE = "done"
 
 
@@ -94,6 +101,8 @@ class RequestMachine:
         self._failed: set[str] = set()
         self._unreachable: set[str] = set()
         self._prefilled_once = False
+        self._fruitless_attempts = 0
+        self._last_failure = Failure(kind="no_engine_left", message="no engine is left", status=503)
 
     # ---- the interface
 
@@ -131,7 +140,10 @@ class RequestMachine:
             "an outcome exists exactly when done": (self.outcome is None) == live,
             "no leg outlives the request": live or not self.legs,
             "no transfer outlives the request": live or not held,
-            "something is awaited": not live or self.phase is Phase.RENDERING or self._awaits_something(),
+            "something is awaited": not live
+            or self.phase in (Phase.RENDERING, Phase.PAUSED)
+            or self._awaits_something(),
+            "nothing runs while paused": self.phase is not Phase.PAUSED or not (self.legs or held),
             "a speaker is an open leg": self._speaker is None or self._speaker in self.legs,
             "a round is an open leg": self._round is None or self._round in self.legs,
             "rounds run only while catching up": (self._round is not None)
@@ -155,6 +167,7 @@ class RequestMachine:
     def _begin_attempt(self, *, relayed: bool) -> None:
         """Run the pipeline from the first token that is not yet sent."""
         self.attempt += 1
+        self._fruitless_attempts += 1
         position = len(self.tokens)
         self._base_position = position
         self._prefill = self._first(self.plan.prefills)
@@ -249,6 +262,14 @@ class RequestMachine:
         self._unreachable.add(event.peer)
         if event.attempt == self.attempt and self.phase in (Phase.WAITING_RELAY, Phase.WAITING_MAIN):
             self._continue_after_prefill()
+
+    def _transfer_stalled(self, event: TransferStalled) -> None:
+        """Nobody speaks and the WAN stands still: a relay covers the time, if there is one."""
+        if (event.attempt, event.peer) != (self.attempt, self._main) or self._transfer(self._main) != "open":
+            return
+        message = f"the KV for {event.peer} does not move"
+        if self._first(self.plan.relays, reachable=True) is not None:
+            self._recover(Failure(kind="transfer_stalled", message=message))
 
     def _settle(self, attempt: int, peer: str) -> None:
         """End what the attempt's transfer to the peer still holds."""
@@ -354,7 +375,11 @@ class RequestMachine:
             # MD is lost before it said a word: RLD simply goes on to the end.
             self._settle(self.attempt, engine)
             self.phase = Phase.RELAYING
-        elif self.phase is Phase.RELAYING and self._transfer(self._main) == "open":
+        elif (
+            self.phase is Phase.RELAYING
+            and self._transfer(self._main) == "open"
+            and self._first(self.plan.relays, reachable=True) is None
+        ):
             self.phase = Phase.WAITING_MAIN
         elif self.phase in (Phase.RELAYING, Phase.CATCHING_UP) and self._transfer(self._main) == "landed":
             if self._main in self._failed:
@@ -369,21 +394,17 @@ class RequestMachine:
         self._stop_legs()
         self._settle_all()
         self._chosen = None
+        self._last_failure = failure
         if self.plan.whole_on_main and self.tokens:
-            self._fail(
-                Failure(
-                    kind="not_resumable",
-                    message=f"{failure.message}; this answer cannot be continued exactly by another engine",
-                    status=502,
-                )
-            )
-        elif self.attempt >= MAX_ATTEMPTS:
+            message = f"{failure.message}; this answer cannot be continued exactly by another engine"
+            self._fail(Failure(kind="not_resumable", message=message, status=502))
+        elif self._fruitless_attempts >= MAX_ATTEMPTS:
             self._fail(failure)
         elif self._first(self.plan.prefills) is None and not self._prefilled_once:
             # Decode engines are not asked to prefill instead: that would only spread the overload.
-            self._fail(failure)
+            self._pause(may_wait=failure.kind == "engine_lost" and bool(self.plan.prefills))
         elif self._first(self.plan.relays) is None and self._first(self.plan.mains) is None:
-            self._fail(failure)
+            self._pause()
         elif self._first(self.plan.prefills) is None:
             self._decode_directly()
         else:
@@ -395,14 +416,39 @@ class RequestMachine:
         A relay comes first: it is near P and most likely holds the prompt already.
         """
         self.attempt += 1
+        self._fruitless_attempts += 1
         relay, main = self._first(self.plan.relays), self._first(self.plan.mains)
         self._relay, self._main = None, None
         engine = relay or main
-        if engine is None or self.attempt > MAX_ATTEMPTS:
-            self._fail(Failure(kind="no_engine_left", message="no engine is left to continue", status=503))
+        if engine is None:
+            self._pause()
             return
         self.phase = Phase.JOINING
         self._start_decode(engine, "relay" if relay else "main", landed=False)
+
+    def _pause(self, *, may_wait: bool = False) -> None:
+        """An answer that has begun waits for an engine to come back; one that has not ends with an error.
+
+        Args:
+            may_wait: Wait in any case: an engine that was lost to this request seems to be back.
+        """
+        if not self.tokens and not may_wait:
+            self._fail(self._last_failure)
+            return
+        self.phase = Phase.PAUSED
+        self._effects.append(Pause())
+
+    def _engines_now(self, event: EnginesNow) -> None:
+        relays = event.relays if self.plan.relays_allowed else ()
+        self._plan = replace(self.plan, prefills=event.prefills, relays=relays, mains=event.mains)
+        if self.phase is Phase.PAUSED:
+            # What failed before may be another process by now; the bound on attempts without a token holds.
+            self._failed.clear()
+            self._unreachable.clear()
+            self._recover(self._last_failure)
+
+    def _pause_over(self, _event: PauseOver) -> None:
+        self._fail(self._last_failure)
 
     def _start_decode(self, engine: str, role: Literal["relay", "main"], *, landed: bool) -> None:
         leg = self._open_leg(engine)
@@ -436,6 +482,8 @@ class RequestMachine:
                 )
             )
         self.tokens.extend(token.id for token in taken)
+        if taken:
+            self._fruitless_attempts = 0
         if finish is None:
             return False
         self._end("complete")
@@ -500,6 +548,9 @@ class RequestMachine:
         ((Phase.JOINING, Phase.DECODING), Tokens, _main_tokens),
         ((Phase.RELAYING,), HandoffChosen, _handoff_chosen),
         ((Phase.CATCHING_UP,), RoundDone, _round_done),
+        ((Phase.WAITING_MAIN,), TransferStalled, _transfer_stalled),
+        (STARTED, EnginesNow, _engines_now),
+        ((Phase.PAUSED,), PauseOver, _pause_over),
         (STARTED, LegFailed, _leg_failed),
         (STARTED, StopMatched, _stop_matched),
         ((Phase.RENDERING, *STARTED), ClientGone, _client_gone),

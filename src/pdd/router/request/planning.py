@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pdd.config.schema import PddConfig
+from pdd.config.schema import PddConfig, Role
 from pdd.core.block_hash import BlockHasher
 from pdd.core.errors import NoEndpointError
 from pdd.policy.admission import decide_admission
@@ -11,7 +11,7 @@ from pdd.policy.placement import place
 from pdd.policy.relayable import RelayDecision
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.fleet import Fleet
-from pdd.router.request.events import Plan
+from pdd.router.request.events import EnginesNow, Plan
 from pdd.router.request.job import Rendered
 
 _MISSING = {
@@ -117,8 +117,19 @@ def make_plan(
         mains=mains,
         max_tokens=max_tokens,
         whole_on_main=relayable.whole_on_main,
+        relays_allowed=relayable.relayable,
     )
     return Planning(plan=plan, pipeline=decision, relayable=relayable, prompt=prompt)
+
+
+def engines_now(fleet: Fleet, *, tokens: int) -> EnginesNow:
+    """The engines that can be used now for prompt and answer of so many tokens together."""
+
+    def usable(role: Role) -> tuple[str, ...]:
+        views = fleet.views(role)
+        return place(v for v in views if v.max_model_len is None or v.max_model_len >= tokens).order
+
+    return EnginesNow(prefills=usable("prefill"), relays=usable("relay"), mains=usable("main"))
 
 
 def _view(views: list[EngineView], order: tuple[str, ...]) -> EngineView | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pdd.router.agents import AgentEvent
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
-from pdd.router.request.events import Event, Landed, TransferFailed
+from pdd.router.request.events import Event, Landed, TransferFailed, TransferStalled
 
 
 class TransferLog:
@@ -62,6 +62,8 @@ class TransferLog:
         wan = self._is_wan(prefill, peer)
         if wan:
             self._count_bytes(attempt, prefill, peer, event)
+        if kind == "stalled" and (attempt, peer) not in self._ended:
+            self._say(TransferStalled(attempt=attempt, peer=peer))
         if kind not in ("landed", "failed") or (attempt, peer) in self._ended:
             return
         self._ended.add((attempt, peer))
