@@ -235,7 +235,7 @@ class PeerLink:
     def _on_frame(self, session: OutSession, event: ControlReceived) -> None:
         match event.frame:
             case Pong(nonce=nonce):
-                self.trip.pong(nonce)
+                self.trip.pong(nonce, time.monotonic())
                 session.is_silent = False
             case Want(number=number, indices=indices, pieces=pieces):
                 self._on_leg(session, number, tx.WantSeen(indices=indices, pieces=pieces), event)
@@ -326,7 +326,7 @@ class PeerLink:
             self._num_failures = 0
             self._session = session
             self._change("up", None)
-            session.outbox.put(Ping(nonce=self.trip.ping()))
+            session.outbox.put(Ping(nonce=self.trip.ping(time.monotonic())))
             for leg in list(self._legs):
                 self._open(session, leg)
             if self._is_closed:
@@ -401,4 +401,4 @@ class PeerLink:
             session.is_silent = True
             for leg in self._legs:
                 self._outbound.stalled(leg, detail=f"{self.peer} does not answer")
-        session.outbox.put(Ping(nonce=self.trip.ping()))
+        session.outbox.put(Ping(nonce=self.trip.ping(time.monotonic())))

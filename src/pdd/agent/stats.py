@@ -2,7 +2,7 @@
 
 import math
 import threading
-import time
+from collections import deque
 from typing import Final
 
 _WINDOW_S: Final = 0.1
@@ -11,6 +11,8 @@ _MEMORY_S: Final = 1.0
 """After so many seconds of traffic an old rate weighs 1/e."""
 _MIN_WINDOW_BYTES: Final = 64 * 2**10
 """Less than this says more about round trips than about the rate."""
+_RTT_WINDOW_S: Final = 60.0
+"""A route that got longer is believed after so long."""
 
 
 class RateMeter:
@@ -58,32 +60,46 @@ class RateMeter:
 
 
 class RoundTrip:
-    """Round-trip time by PING, smoothed as TCP smooths it.
+    """Round-trip time of the line itself, by PING: the least seen lately.
+
+    A ping behind bulk data measures the queue too, which is counted in bytes already; the least of many is
+    what the line takes when nothing is in the way. The window moves on only with new answers, so that an idle
+    link keeps what it knew.
 
     Source:
-        RFC 6298, section 2 (gain of one eighth).
+        BBR's ``min_rtt`` filter (draft-ietf-ccwg-bbr, section 5.5.7), with a longer window: nothing here
+        drains the queue on purpose.
     """
 
     def __init__(self) -> None:
-        self.rtt_s: float | None = None
         self._sent_s: dict[int, float] = {}
         self._next = 0
+        self._answers: deque[tuple[float, float]] = deque()
+        """Time and round trip, both rising: an answer makes all longer ones before it pointless."""
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The least round trip of the window; None before the first answer."""
+        return self._answers[0][1] if self._answers else None
 
     @property
     def num_unanswered(self) -> int:
         """Pings without an answer so far."""
         return len(self._sent_s)
 
-    def ping(self) -> int:
+    def ping(self, now_s: float) -> int:
         """The nonce of a ping sent now."""
         self._next = (self._next + 1) % 2**32
-        self._sent_s[self._next] = time.monotonic()
+        self._sent_s[self._next] = now_s
         return self._next
 
-    def pong(self, nonce: int) -> None:
-        """The answer arrived now."""
+    def pong(self, nonce: int, now_s: float) -> None:
+        """The answer arrived now; one to no ping of ours changes nothing."""
         sent_s = self._sent_s.pop(nonce, None)
         if sent_s is None:
             return
-        measured_s = time.monotonic() - sent_s
-        self.rtt_s = measured_s if self.rtt_s is None else self.rtt_s + (measured_s - self.rtt_s) / 8
+        while self._answers and self._answers[-1][1] >= now_s - sent_s:
+            self._answers.pop()
+        self._answers.append((now_s, now_s - sent_s))
+        while self._answers[0][0] < now_s - _RTT_WINDOW_S:
+            self._answers.popleft()

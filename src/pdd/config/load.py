@@ -42,7 +42,10 @@ def parse_config(values: dict[str, Any], *, source: str, environ: Mapping[str, s
     try:
         return PddConfig.model_validate(values)
     except ValidationError as error:
-        problems = "\n".join(f"  {_location(item['loc'])}: {_explain(dict(item))}" for item in error.errors())
+        items: list[dict[str, Any]] = [dict(item) for item in error.errors()]
+        problems = "\n".join(
+            f"  {_location(item['loc'])}: {_explain(item)}" for item in items if not _follows(item, items)
+        )
         raise ConfigurationError(f"{source} is not a valid configuration:\n{problems}") from error
 
 
@@ -64,6 +67,14 @@ def _env_value(text: str) -> Any:
         except ValueError:
             return text
     return text
+
+
+def _follows(item: dict[str, Any], items: list[dict[str, Any]]) -> bool:
+    """Whether a list is only called too short because its items are wrong, each of which is named already."""
+    depth = len(item["loc"])
+    return item["type"] == "too_short" and any(
+        len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items
+    )
 
 
 def _location(loc: tuple[int | str, ...]) -> str:

@@ -88,7 +88,7 @@ def test_a_cancel_over_http(fleet: Fleet) -> None:
     start_s = time.monotonic()
     assert call(p, "/v1/transfers/t/cancel", {"peers": ["md0"]}) == (200, {"cancelled": ["md0"]})
     assert events.wait("failed")["reason"] == "cancelled"
-    assert time.monotonic() - start_s < 0.5
+    assert time.monotonic() - start_s < 2.0  # an HTTP call included, on a busy machine
     wait_for(lambda: call(md, "/v1/state")[1]["store"]["leased"] == 0, "the receiver's leases to end")
     events.close()
     for engine in (prefill, main):

@@ -47,11 +47,27 @@ def test_idle_time_does_not_count() -> None:
 
 def test_a_round_trip_is_known_after_one_pong() -> None:
     trip = RoundTrip()
-    nonce = trip.ping()
+    nonce = trip.ping(10.0)
     assert trip.num_unanswered == 1
-    trip.pong(nonce + 1)
+    trip.pong(nonce + 1, 10.1)
     assert trip.rtt_s is None
-    trip.pong(nonce)
-    assert trip.rtt_s is not None
-    assert 0 <= trip.rtt_s < 10
+    trip.pong(nonce, 10.03)
+    assert trip.rtt_s == pytest.approx(0.03)
     assert trip.num_unanswered == 0
+
+
+def test_pings_behind_bulk_data_do_not_make_the_line_longer() -> None:
+    trip = RoundTrip()
+    for second, rtt_s in enumerate([0.031, 0.4, 0.9, 0.032, 0.7]):
+        trip.pong(trip.ping(second), second + rtt_s)
+    assert trip.rtt_s == pytest.approx(0.031)
+
+
+def test_a_longer_route_is_believed_once_the_window_has_passed() -> None:
+    trip = RoundTrip()
+    trip.pong(trip.ping(0.0), 0.03)
+    for second in (30.0, 59.0):
+        trip.pong(trip.ping(second), second + 0.08)
+    assert trip.rtt_s == pytest.approx(0.03)
+    trip.pong(trip.ping(61.0), 61.08)
+    assert trip.rtt_s == pytest.approx(0.08)

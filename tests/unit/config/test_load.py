@@ -95,6 +95,14 @@ def test_a_wrong_file_is_named_with_the_key_and_what_was_expected(
         assert word in str(caught.value)
 
 
+def test_a_list_of_wrong_items_is_not_called_too_short_as_well(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, GOOD.replace('role = "prefill"', 'role = "decode"'))
+    assert "at least 1 item" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match=r"engines: .*at least 1 item"):
+        load(tmp_path, "engines = []\n" + GOOD[: GOOD.index("[[engines]]")])
+
+
 def test_two_engines_of_one_id_are_named(tmp_path: Path) -> None:
     engine = GOOD[GOOD.index("[[engines]]") : GOOD.index("[[links]]")]
     with pytest.raises(ConfigurationError, match="engine ids must be unique, but p0 occurs twice"):
