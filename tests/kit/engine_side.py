@@ -85,10 +85,24 @@ class FakeEngine:
         self._thread.start()
         self.wait(lambda: self.welcome is not None or self.refused is not None or self.is_closed)
 
-    def begin(self, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int) -> None:
+    def begin(
+        self,
+        request: str,
+        transfer: str,
+        targets: Sequence[str],
+        prompt_tokens: int,
+        *,
+        priority: dict[str, int] | None = None,
+        hold: Sequence[str] = (),
+    ) -> None:
         self._send(
             local.BeginTransfer(
-                request=request, transfer=transfer, targets=list(targets), prompt_tokens=prompt_tokens
+                request=request,
+                transfer=transfer,
+                targets=list(targets),
+                prompt_tokens=prompt_tokens,
+                priority=priority or {},
+                hold=list(hold),
             )
         )
 

@@ -27,6 +27,7 @@ def make_app(agent: Agent) -> web.Application:
     app.router.add_get("/v1/events", _events)
     app.router.add_get("/v1/transfers/{transfer}", _transfer)
     app.router.add_post("/v1/transfers/{transfer}/cancel", _cancel)
+    app.router.add_post("/v1/transfers/{transfer}/resume", _resume)
     app.router.add_post("/v1/transfers/{transfer}/release", _release)
     app.router.add_get("/metrics", _metrics)
     return app
@@ -56,7 +57,12 @@ async def _events(request: web.Request) -> web.StreamResponse:
     headers = {"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
-    hello = {"event": "hello", "agent": agent.engine_id, "seq": agent.events.seq}
+    hello = {
+        "event": "hello",
+        "agent": agent.engine_id,
+        "boot": agent.events.boot,
+        "seq": agent.events.seq,
+    }
     await response.write(_line(hello))
     async for event in agent.events.follow(after, ping_s=_PING_S):
         await response.write(_line(event))
@@ -87,6 +93,16 @@ async def _cancel(request: web.Request) -> web.Response:
     return web.json_response({"cancelled": cancelled})
 
 
+async def _resume(request: web.Request) -> web.Response:
+    try:
+        peers = _peers(await request.read())
+    except ValueError as error:
+        return _error(400, str(error))
+    space = request.app[_AGENT].space
+    resumed = space.outbound.resume(request.match_info["transfer"], peers) if space else []
+    return web.json_response({"resumed": resumed})
+
+
 async def _release(request: web.Request) -> web.Response:
     space = request.app[_AGENT].space
     # May wait for the engine's socket (``InboundHub.announce``), so not on the event loop.
@@ -97,7 +113,7 @@ async def _release(request: web.Request) -> web.Response:
 
 
 def _peers(body: bytes) -> list[str] | None:
-    """The ``peers`` of a cancel's body; None for all.
+    """The ``peers`` of a cancel's or resume's body; None for all.
 
     Raises:
         ValueError: If the body is not such an object.

@@ -119,11 +119,16 @@ class EngineConnection:
                     self._load(space, tier, message)
                 case local.Touch(keys=keys):
                     space.store.touch(keys)
-                case local.BeginTransfer(
-                    request=request, transfer=transfer, targets=targets, prompt_tokens=n
-                ):
-                    self._requests.add(request)
-                    space.outbound.begin(request=request, transfer=transfer, targets=targets, prompt_tokens=n)
+                case local.BeginTransfer():
+                    self._requests.add(message.request)
+                    space.outbound.begin(
+                        request=message.request,
+                        transfer=message.transfer,
+                        targets=message.targets,
+                        prompt_tokens=message.prompt_tokens,
+                        priority=message.priority,
+                        hold=message.hold,
+                    )
                 case local.FinishRequest(request=request):
                     self._requests.discard(request)
                     space.outbound.finished(request)

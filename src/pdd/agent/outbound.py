@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 _HISTORY: Final = 1024
 """Ended transfers, and cancels that came before their transfer, that are remembered."""
 _PROGRESS_PERIOD_S: Final = 0.25
+_RANKS_PER_PRIORITY: Final = 2**40
+"""More transfers than one agent will ever begin."""
 
 
 class Link(Protocol):
@@ -53,6 +55,10 @@ class Leg:
     peer: str
     machine: tx.Sender
     link: Link | None
+    rank: int = 0
+    """Its place in the queue to the peer: by priority, then by when it was begun."""
+    held_s: float | None = None
+    """Since when nothing of it is sent, until it is resumed."""
     wan_bytes: int = 0
     payload_bytes: int = 0
     payload_bytes_at_completion: int | None = None
@@ -114,8 +120,26 @@ class Outbound:
         self.ended: dict[str, int] = {}
         """Legs ended, by outcome (``landed`` or the reason), for metrics."""
 
-    def begin(self, *, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int) -> None:
-        """Chunks of the request go to the targets from now on."""
+    def begin(
+        self,
+        *,
+        request: str,
+        transfer: str,
+        targets: Sequence[str],
+        prompt_tokens: int,
+        priority: Mapping[str, int] | None = None,
+        hold: Sequence[str] = (),
+    ) -> None:
+        """Chunks of the request go to the targets from now on, to those in ``hold`` once they are resumed.
+
+        Args:
+            request: The engine's request.
+            transfer: The router's name of the transfer.
+            targets: Peers.
+            prompt_tokens: Length of the prompt, which says how many chunks make it whole.
+            priority: By peer; lower numbers go first, 0 if not named.
+            hold: Targets that get nothing yet.
+        """
         with self.lock:
             known = self._transfers.get(transfer)
             if known is not None and known.is_active:
@@ -133,7 +157,9 @@ class Outbound:
             self._transfers.move_to_end(transfer)
             self._by_request[request] = outgoing
             for target in dict.fromkeys(targets):
-                self._begin_leg(outgoing, target)
+                self._begin_leg(
+                    outgoing, target, priority=(priority or {}).get(target, 0), is_held=target in hold
+                )
             self._trim()
 
     def stored(self, request: str, chunks: Sequence[StoredChunk]) -> None:
@@ -183,6 +209,29 @@ class Outbound:
                     self._early_cancels.popitem(last=False)
                 return [] if peers is None else list(peers)
             return self._stop(outgoing, peers, tx.Stop(reason="cancelled"))
+
+    def resume(self, transfer: str, peers: Sequence[str] | None) -> list[str]:
+        """The named legs, or all, are held back no longer; returns which were."""
+        with self.lock:
+            outgoing = self._transfers.get(transfer)
+            resumed: list[str] = []
+            for leg in outgoing.legs.values() if outgoing is not None else ():
+                if leg.held_s is None or not (peers is None or leg.peer in peers):
+                    continue
+                leg.held_s = None
+                if leg.machine.is_active and leg.link is not None:
+                    leg.progress_s = time.monotonic()
+                    leg.link.attach(leg)
+                    resumed.append(leg.peer)
+            return resumed
+
+    def end_old_holds(self, now_s: float, *, hold_s: float) -> None:
+        """Legs that were held for longer have failed: whoever was to resume them is gone."""
+        with self.lock:
+            for outgoing in list(self._transfers.values()):
+                for leg in outgoing.legs.values():
+                    if leg.held_s is not None and leg.machine.is_active and now_s - leg.held_s > hold_s:
+                        self.stop_leg(leg, reason="cancelled", detail=f"held for {hold_s:g} s")
 
     def opened(self, leg: Leg, number: int) -> None:
         """The leg's link has a session, in which ``number`` stands for it."""
@@ -256,12 +305,13 @@ class Outbound:
             for outgoing in self._transfers.values():
                 self._stop(outgoing, None, tx.Stop(reason=reason, detail=detail))
 
-    def _begin_leg(self, outgoing: OutgoingTransfer, peer: str) -> None:
+    def _begin_leg(self, outgoing: OutgoingTransfer, peer: str, *, priority: int, is_held: bool) -> None:
         link = self._links.get(peer)
         machine = tx.Sender(
             transfer=outgoing.transfer, chunk_bytes=self._store.chunk_bytes, piece_bytes=self._piece_bytes
         )
         leg = Leg(transfer=outgoing, peer=peer, machine=machine, link=link, progress_s=time.monotonic())
+        leg.rank = priority * _RANKS_PER_PRIORITY + outgoing.rank
         outgoing.legs[peer] = leg
         cancelled = self._early_cancels.get(outgoing.transfer, frozenset())
         if cancelled is None or peer in cancelled:
@@ -271,6 +321,8 @@ class Outbound:
         elif outgoing.num_expected == 0:
             leg.machine.state = tx.State.LANDED  # a prompt below one chunk: there is nothing to tell the peer
             self._land(leg)
+        elif is_held:
+            leg.held_s = leg.progress_s
         else:
             link.attach(leg)
 

@@ -133,7 +133,7 @@ class PeerLink:
         """See ``Link.enqueue``."""
         if self._session is not None:
             self.rate.busy(time.monotonic())
-            self._session.queue.put(pieces, rank=leg.transfer.rank)
+            self._session.queue.put(pieces, rank=leg.rank)
 
     def unqueue(self, leg: Leg) -> None:
         """See ``Link.unqueue``."""

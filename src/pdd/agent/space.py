@@ -6,6 +6,7 @@ geometry come and go; replaced, with everything in it, when another kind of engi
 
 import logging
 from dataclasses import dataclass
+from typing import Final
 
 from pdd.agent.engine_link import FLUSH_LIMIT_S, EngineConnection
 from pdd.agent.engine_outbox import EngineOutbox
@@ -20,6 +21,9 @@ from pdd.transport.base import Transport
 from pdd.wire import local
 
 _log = logging.getLogger(__name__)
+
+_HOLD_S: Final = 600.0
+"""A leg that nobody resumes for so long, the router's own deadline, has lost its router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ class Space:
     def tick(self, now_s: float, *, stall_timeout_s: float) -> None:
         """About once a second: leases run out, and what has stalled too long has failed."""
         self.inbound.expire_leases(now_s)
+        self.outbound.end_old_holds(now_s, hold_s=_HOLD_S)
         self.inbound.drop_silent_sessions(now_s, timeout_s=stall_timeout_s)
         for link in self.links.values():
             link.tick(now_s)

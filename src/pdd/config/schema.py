@@ -164,6 +164,10 @@ class PolicyConfig(Section):
     """Line rate believed until the agents have measured one."""
     assumed_wan_rtt_s: Duration = 0.03
     """Round trip believed until the agents have measured one."""
+    outlier_margin_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """An answer that RLD is predicted to finish in this part of the WAN time is not sent to MD; 0: never."""
+    assumed_relay_itl_s: Duration = 0.03
+    """Time for one token on RLD believed until it was measured."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4

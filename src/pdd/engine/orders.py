@@ -12,14 +12,20 @@ PARAMS_KEY: Final = "pdd"
 """Where a request's ``kv_transfer_params`` carry our order."""
 
 PeerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Priority = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
 class TransferOrder(msgspec.Struct, frozen=True):
-    """What the router asks of a prefill: push its KV to these peers under this name."""
+    """What the router asks of a prefill: push its KV to these peers under this name.
+
+    Lower numbers of ``priority`` go first, 0 if not named; peers in ``hold`` get nothing until resumed.
+    """
 
     transfer: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     targets: Annotated[list[PeerId], msgspec.Meta(min_length=1, max_length=64)]
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    priority: dict[PeerId, Priority] = {}
+    hold: Annotated[list[PeerId], msgspec.Meta(max_length=64)] = []
 
 
 def parse_order(params: object) -> TransferOrder | None:

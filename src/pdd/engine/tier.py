@@ -127,6 +127,8 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
                 transfer=order.transfer,
                 targets=list(order.targets),
                 prompt_tokens=order.prompt_tokens,
+                priority=dict(order.priority),
+                hold=list(order.hold),
             )
         )
         return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)

@@ -24,6 +24,7 @@ class EngineView:
         capacity: Requests it runs at once.
         kv_ready: The agent beside it is connected, so KV can reach or leave it.
         max_model_len: Prompt and answer together, in tokens; None if not yet known.
+        itl_s: Seconds from one token of a request to its next, as the router saw them lately; None if never.
     """
 
     id: str
@@ -32,6 +33,7 @@ class EngineView:
     capacity: int
     kv_ready: bool = True
     max_model_len: int | None = None
+    itl_s: float | None = None
 
     @property
     def load_ratio(self) -> float:

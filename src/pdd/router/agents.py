@@ -72,6 +72,10 @@ class AgentClient:
         """Tell the sender to stop; failures are logged, since the lease ends by itself."""
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/cancel", {"peers": peers})
 
+    async def resume(self, transfer: str, peers: list[str]) -> None:
+        """Tell the sender that what it holds may go; a failure is logged, RLD finishes then."""
+        await self._post(f"/v1/transfers/{quote(transfer, safe='')}/resume", {"peers": peers})
+
     async def release(self, transfer: str) -> None:
         """Tell the receiver that the lease may end; failures are logged, since it ends by itself."""
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/release", {})

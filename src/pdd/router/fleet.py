@@ -15,6 +15,7 @@ from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.agents import AgentClient
 from pdd.router.belief import CacheBelief
 from pdd.router.engines import EngineClient
+from pdd.router.history import OutputHistory
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ HEALTH_INTERVAL_S = 1.0
 HEALTH_TIMEOUT_S = 5.0
 DOWN_AFTER_FAILURES = 3
 """Busy engines answer late; only this many misses in a row abort what runs there."""
+ITL_WEIGHT = 0.1
+"""Of the newest answer: the estimate follows a change of load within about ten answers."""
 DEFAULT_CAPACITY = 256
 """vLLM's default of ``--max-num-seqs`` on the hardware of a server."""
 
@@ -39,6 +42,7 @@ class EngineState:
         self.max_model_len: int | None = None
         self.model_names: tuple[str, ...] = ()
         self.auto_handoff: Mode = "catch-up"
+        self.itl_s: float | None = None
 
     @property
     def view(self) -> EngineView:
@@ -50,6 +54,7 @@ class EngineState:
             capacity=self.config.max_num_seqs or DEFAULT_CAPACITY,
             kv_ready=self.agent.alive and self.agent.engine_connected,
             max_model_len=self.max_model_len,
+            itl_s=self.itl_s,
         )
 
     @contextmanager
@@ -74,6 +79,11 @@ class EngineState:
                 failures += 1
                 self._note_failure(failures)
             await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    def note_itl(self, itl_s: float) -> None:
+        """One answer's mean time for a token; recent answers count most."""
+        known = self.itl_s if self.itl_s is not None else itl_s
+        self.itl_s = known + ITL_WEIGHT * (itl_s - known)
 
     def suspect(self) -> None:
         """A request could not reach the engine: use no more of it until its health check answers again."""
@@ -121,6 +131,7 @@ class Fleet:
             )
             for engine in config.engines
         }
+        self.history = OutputHistory()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -45,6 +45,12 @@ class RouterMetrics:
             ["role"],
             registry=r,
         )
+        self.outliers = Counter(
+            "pdd_outliers_total",
+            "Answers whose WAN transfer was held, by how they went on",
+            ["result"],
+            registry=r,
+        )
         self.handoffs = Counter("pdd_handoff_total", "Handoffs from RLD to MD by mode", ["mode"], registry=r)
         self.handoff_rounds = Histogram(
             "pdd_handoff_rounds", "Catch-up rounds of a handoff", buckets=(1, 2, 3, 4, 8), registry=r

@@ -49,12 +49,15 @@ class BeginTransfer(Message, frozen=True, tag="begin"):
     """A prefill was accepted whose KV is to be pushed to ``targets`` (peer ids, most urgent first).
 
     ``prompt_tokens`` says how many chunks make the transfer whole: ``prompt_tokens // chunk_tokens``.
+    Targets with a lower number in ``priority`` go first; those in ``hold`` wait until they are resumed.
     """
 
     request: str
     transfer: str
     targets: list[str]
     prompt_tokens: int
+    priority: dict[str, int] = {}
+    hold: list[str] = []
 
 
 class StoreChunks(Message, frozen=True, tag="store"):

@@ -1,6 +1,7 @@
 """Whole transfers between agents over real TCP: what crosses, what lands, what is said."""
 
 import threading
+import time
 
 import pytest
 from tests.integration.agent.conftest import Fleet
@@ -195,3 +196,48 @@ def test_links_are_measured(fleet: Fleet) -> None:
     assert link["rate_bytes_per_s"] > 1e6
     wait_for(lambda: p.agent.state()["peers"][0]["rtt_s"], "a round trip")
     p.wait_event("link", peer="md0", state="up")
+
+
+def test_a_held_target_gets_nothing_until_it_is_resumed(fleet: Fleet) -> None:
+    p, md = fleet.agents()
+    prefill, main = p.engine(), md.engine()
+    num_tokens = 10 * prefill.chunk_tokens
+    prefill.begin("r", "t", ["md0"], num_tokens, hold=["md0"])
+    prefill.store("r", range(10))
+    prefill.finish("r")
+    prefill.push("u", ["md0"], ["other"])
+    p.wait_event("landed", transfer="u")
+    space = p.agent.space
+    assert space is not None
+    assert space.outbound.resume("t", ["nobody"]) == []
+    assert not main.has([0])
+    assert space.outbound.resume("t", None) == ["md0"]
+    assert space.outbound.resume("t", None) == []
+    event = p.wait_event("landed", transfer="t")
+    assert event["chunks_sent"] == 10
+    main.check_load(range(10))
+
+
+def test_a_held_target_that_is_cancelled_has_cost_nothing(fleet: Fleet) -> None:
+    p, _md = fleet.agents()
+    prefill = p.engine()
+    prefill.begin("r", "t", ["md0"], 10 * prefill.chunk_tokens, hold=["md0"])
+    prefill.store("r", range(10))
+    space = p.agent.space
+    assert space is not None
+    assert space.outbound.cancel("t", ["md0"]) == ["md0"]
+    event = p.wait_event("failed", transfer="t")
+    assert (event["reason"], event["wan_bytes"]) == ("cancelled", 0)
+    assert space.outbound.resume("t", None) == []
+    assert space.store.counts().leased == 0
+
+
+def test_a_hold_that_nobody_ends_is_over_some_day(fleet: Fleet) -> None:
+    p, _md = fleet.agents()
+    prefill = p.engine()
+    prefill.begin("r", "t", ["md0"], 10 * prefill.chunk_tokens, hold=["md0"])
+    prefill.store("r", range(10))
+    space = p.agent.space
+    assert space is not None
+    space.outbound.end_old_holds(time.monotonic() + 1000, hold_s=600)
+    assert "held for 600 s" in p.wait_event("failed", transfer="t")["detail"]

@@ -34,6 +34,9 @@ async def test_every_metric_moves() -> None:
         await bed.chat("a handoff with a shortfall", max_tokens=60)
         agent.lands_after.clear()
         await bed.chat("sampled", max_tokens=5, seed=1, temperature=1.0)
+        bed.router.fleet.engines["p0"].agent.links["md0"]["rate_bytes_per_s"] = 100.0
+        bed.router.fleet.engines["p0"].agent.links["md1"]["rate_bytes_per_s"] = 100.0
+        await bed.chat("an outlier, sent over a line of a hundred bytes a second", max_tokens=2)
         bed.md0.kill_stream_after = 3
         await bed.chat("lost in the middle", max_tokens=60)
         await bed.post("/v1/completions", prompt="", max_tokens=5)

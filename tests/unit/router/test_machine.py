@@ -26,6 +26,7 @@ from pdd.router.request.events import (
     Planned,
     Prefilled,
     ReleaseTransfer,
+    ResumeTransfer,
     RoundDone,
     StartDecode,
     StartPrefill,
@@ -261,6 +262,37 @@ def test_another_prefill_engine_is_tried_and_decode_engines_never_prefill_instea
     assert only(effects, StartDecode) == []
 
 
+def test_a_held_transfer_goes_when_the_answer_outgrows_its_bound() -> None:
+    machine, relay = relaying(plan(hold_tokens=3, max_tokens=100))
+    assert only(machine.step(tokens_of(relay.leg, 1, 2)), ResumeTransfer) == []
+    effects = machine.step(tokens_of(relay.leg, 3))
+    assert ResumeTransfer(attempt=1, peer="md0") in effects
+    assert only(machine.step(tokens_of(relay.leg, 4)), ResumeTransfer) == []
+
+
+def test_a_held_transfer_goes_when_the_relay_is_lost() -> None:
+    machine, relay = relaying(plan(hold_tokens=100))
+    effects = machine.step(LegFailed(leg=relay.leg, failure=LOST))
+    assert effects == [ResumeTransfer(attempt=1, peer="md0")]
+    machine, prefill = begun(plan(hold_tokens=100))
+    assert prefill.held == ("md0",)
+    machine.step(TransferFailed(attempt=1, peer="rld0", reason="peer_down"))
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    assert effects[-1] == ResumeTransfer(attempt=1, peer="md0")
+
+
+def test_a_held_transfer_ends_with_the_answer() -> None:
+    machine, relay = relaying(plan(hold_tokens=100))
+    effects = machine.step(tokens_of(relay.leg, 1, finish="stop"))
+    assert CancelTransfer(attempt=1, peer="md0") in effects
+    assert only(effects, ResumeTransfer) == []
+
+
+def test_without_a_relay_nothing_is_held() -> None:
+    _, prefill = begun(plan(hold_tokens=100, relays=()))
+    assert prefill.held == ()
+
+
 def test_another_relay_takes_over_from_one_that_is_lost_before_the_handoff() -> None:
     machine, relay = relaying(plan(relays=("rld0", "rld1")))
     effects = machine.step(LegFailed(leg=relay.leg, failure=LOST))
@@ -343,7 +375,7 @@ class World:
             case StartPrefill():
                 self.open_legs[effect.leg] = effect
                 for peer in effect.targets:
-                    self.transfers[effect.attempt, peer] = "open"
+                    self.transfers[effect.attempt, peer] = "held" if peer in effect.held else "open"
                 assert effect.position == len(self.given)
             case StartDecode():
                 self.open_legs[effect.leg] = effect
@@ -353,8 +385,11 @@ class World:
                 assert effect.position <= len(self.machine.tokens)
             case StopLeg():
                 del self.open_legs[effect.leg]
+            case ResumeTransfer():
+                assert self.transfers[effect.attempt, effect.peer] == "held"
+                self.transfers[effect.attempt, effect.peer] = "open"
             case CancelTransfer():
-                assert self.transfers[effect.attempt, effect.peer] == "open"
+                assert self.transfers[effect.attempt, effect.peer] in ("open", "held")
                 self.transfers[effect.attempt, effect.peer] = "cancelling"
             case ReleaseTransfer():
                 assert self.transfers[effect.attempt, effect.peer] in ("landed", "landed late")
@@ -396,6 +431,7 @@ def plans(draw: st.DrawFn) -> Plan:
         max_tokens=draw(st.integers(1, 12)),
         whole_on_main=whole,
         relays_allowed=bool(relays),
+        hold_tokens=draw(st.sampled_from([0, 0, 1, 4])),
     )
 
 
@@ -487,4 +523,4 @@ def settle(world: World) -> None:
             world.transfers[key] = "landed late"
             world.feed(Landed(attempt=key[0], peer=key[1]))
     assert not world.open_legs
-    assert not {"landed", "landed late", "open"} & set(world.transfers.values())
+    assert not {"landed", "landed late", "open", "held"} & set(world.transfers.values())

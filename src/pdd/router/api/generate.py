@@ -192,6 +192,7 @@ class GenerateHandler:
             relay=plan.relays[0] if plan.relays and decision.pipeline == "p-rld-md" else None,
             main=plan.mains[0] if plan.mains else None,
             prompt_tokens=len(rendered.token_ids),
+            outlier=planning.outlier.is_outlier,
             predicted_wan_s=decision.predicted_wan_s if decision.predicted_wan_s != float("inf") else None,
         )
         self._records.add(record)

@@ -15,6 +15,9 @@ class Accounting:
         self._metrics = metrics
         self._last_token_s: float | None = None
         self._joined_s: float | None = None
+        self._relay_gap_s = 0.0
+        self._relay_tokens = 0
+        self._last_role = ""
         self._main_first_cached: int | None = None
         self._main_prompt_tokens = 0
 
@@ -42,10 +45,19 @@ class Accounting:
         if self._last_token_s is not None:
             gap_s = now_s - self._last_token_s
             record.max_itl_s = max(record.max_itl_s or 0.0, gap_s)
+            if role == "relay" and self._last_role == role:
+                self._relay_gap_s += gap_s
+                self._relay_tokens += count
             if role == "main" and self._joined_s is not None:
                 record.stall_s = now_s - self._joined_s
                 self._joined_s = None
         self._last_token_s = now_s
+        self._last_role = role
+
+    @property
+    def relay_itl_s(self) -> float | None:
+        """RLD's mean time for one token of this answer, if it made some."""
+        return self._relay_gap_s / self._relay_tokens if self._relay_tokens else None
 
     def on_usage(self, role: str, engine: str, usage: WireUsage, *, expected_tokens: int) -> int:
         """What a decode engine found in its caches; returns the tokens it should have found and did not."""
@@ -88,6 +100,9 @@ class Accounting:
         ):
             if value is not None:
                 histogram.labels(path=path).observe(value)
+        if record.outlier:
+            ended = "relay" if machine.outcome == "complete" else "ended"
+            metrics.outliers.labels(result="resumed" if machine.was_resumed else ended).inc()
         if record.handoff_mode is not None:
             self._count_handoff(record.handoff_mode)
 

@@ -40,6 +40,7 @@ from pdd.router.request.events import (
     PauseOver,
     Planned,
     ReleaseTransfer,
+    ResumeTransfer,
     StartDecode,
     StartPrefill,
     StartRound,
@@ -193,6 +194,10 @@ class RequestDriver:
                 self._legs.stop(effect.leg)
             case CancelTransfer():
                 self._cancel(effect.attempt, effect.peer)
+            case ResumeTransfer():
+                agent = self._services.fleet.engines[self._prefills[effect.attempt]].agent
+                transfer = self._job.transfer_id(effect.attempt)
+                self._services.background(agent.resume(transfer, [effect.peer]))
             case ReleaseTransfer():
                 _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
             case Pause():
@@ -368,6 +373,10 @@ class RequestDriver:
         for (_, peer), state in self.machine.transfers.items():
             if state == "released":
                 engines[peer].belief.add(prompt.keys)
+        if self.machine.outcome == "complete":
+            self._services.fleet.history.note(self._job.rendered.tenant, self._num_tokens)
+        if self.record.relay is not None and (itl_s := self._accounting.relay_itl_s) is not None:
+            engines[self.record.relay].note_itl(itl_s)
         if self.machine.outcome == "complete" and self._decoded_by is not None:
             # The last token was sampled, but its KV was never computed.
             engines[self._decoded_by].belief.add(prompt.with_reply(self.machine.tokens[:-1]))

@@ -44,6 +44,7 @@ class Plan:
         relays_allowed: Whether engines found later may relay; false if the request must not be relayed.
         mains: MD engines, best first.
         max_tokens: Most tokens of the answer.
+        hold_tokens: The WAN transfer is held until RLD has made so many tokens; 0 if it is not held.
         whole_on_main: Every token must come from one engine: P's token is dropped.
     """
 
@@ -54,6 +55,7 @@ class Plan:
     max_tokens: int
     whole_on_main: bool = False
     relays_allowed: bool = True
+    hold_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +196,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPrefill:
-    """Ask P for one token after the first ``position`` tokens of the answer, pushing KV to ``targets``."""
+    """Ask P for one token after the first ``position`` tokens of the answer, pushing KV to ``targets``.
+
+    Those in ``held`` get it only after ``ResumeTransfer``.
+    """
 
     leg: int
     attempt: int
     engine: str
     position: int
     targets: tuple[str, ...]
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +239,14 @@ class StopLeg:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelTransfer:
     """Tell P's agent to stop sending to the peer."""
+
+    attempt: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTransfer:
+    """Tell P's agent to send what was held for the peer."""
 
     attempt: int
     peer: str
@@ -290,6 +304,7 @@ Effect = (
     | StartRound
     | StopLeg
     | CancelTransfer
+    | ResumeTransfer
     | ReleaseTransfer
     | ChooseHandoff
     | Pause

@@ -84,6 +84,7 @@ class Legs:
             transfer=self._job.transfer_id(effect.attempt),
             targets=effect.targets,
             whole_on_main=whole_on_main,
+            held=effect.held,
         )
         self._start(effect.leg, effect.engine, lambda state: self._prefill(effect.leg, state, body))
 

@@ -36,6 +36,7 @@ from pdd.router.request.events import (
     Planned,
     Prefilled,
     ReleaseTransfer,
+    ResumeTransfer,
     RoundDone,
     StartDecode,
     StartPrefill,
@@ -101,6 +102,8 @@ class RequestMachine:
         self._failed: set[str] = set()
         self._unreachable: set[str] = set()
         self._prefilled_once = False
+        self._is_held = False
+        self.was_resumed = False
         self._fruitless_attempts = 0
         self._last_failure = Failure(kind="no_engine_left", message="no engine is left", status=503)
 
@@ -186,12 +189,18 @@ class RequestMachine:
             return
         for peer in targets:
             self.transfers[self.attempt, peer] = "open"
+        self._is_held = bool(self.plan.hold_tokens and self._relay and self._main)
         leg = self._open_leg(self._prefill)
         self._speaker = leg
         self.phase = Phase.PREFILLING
         self._effects.append(
             StartPrefill(
-                leg=leg, attempt=self.attempt, engine=self._prefill, position=position, targets=targets
+                leg=leg,
+                attempt=self.attempt,
+                engine=self._prefill,
+                position=position,
+                targets=targets,
+                held=(self._main,) if self._is_held and self._main else (),
             )
         )
 
@@ -227,6 +236,7 @@ class RequestMachine:
             self.phase = Phase.WAITING_RELAY
         elif main == "open":
             self.phase = Phase.WAITING_MAIN
+            self._resume_main()
         else:
             self._recover(Failure(kind="transfer_failed", message="the prompt's KV reached no decode engine"))
 
@@ -303,6 +313,15 @@ class RequestMachine:
         before = len(self.tokens)
         self._accept(event.tokens, "relay", event.finish, event.stop_reason)
         self.eager_tokens += len(self.tokens) - before
+        if self.phase is not Phase.DONE and self.eager_tokens >= self.plan.hold_tokens:
+            self._resume_main()
+
+    def _resume_main(self) -> None:
+        """MD is needed after all."""
+        if self._is_held and self._main is not None:
+            self._is_held = False
+            self.was_resumed = True
+            self._effects.append(ResumeTransfer(attempt=self.attempt, peer=self._main))
 
     def _handoff_chosen(self, event: HandoffChosen) -> None:
         if self._main is None or self._transfer(self._main) != "landed":
@@ -381,6 +400,7 @@ class RequestMachine:
             and self._first(self.plan.relays, reachable=True) is None
         ):
             self.phase = Phase.WAITING_MAIN
+            self._resume_main()
         elif self.phase in (Phase.RELAYING, Phase.CATCHING_UP) and self._transfer(self._main) == "landed":
             if self._main in self._failed:
                 self._recover(event.failure)

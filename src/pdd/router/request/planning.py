@@ -6,6 +6,7 @@ from pdd.config.schema import PddConfig, Role
 from pdd.core.block_hash import BlockHasher
 from pdd.core.errors import NoEndpointError
 from pdd.policy.admission import decide_admission
+from pdd.policy.outlier import OutlierDecision, OutlierInput, decide_outlier
 from pdd.policy.pipeline import PipelineDecision, PipelineInput, decide_pipeline
 from pdd.policy.placement import place
 from pdd.policy.relayable import RelayDecision
@@ -28,6 +29,7 @@ class PromptKeys:
     hasher: BlockHasher
     keys: list[bytes]
     token_ids: list[int]
+    tenant: str = ""
 
     def with_reply(self, reply: list[int]) -> list[bytes]:
         """The keys of prompt and reply, hashing only what the prompt's keys do not cover."""
@@ -43,6 +45,7 @@ class Planning:
 
     plan: Plan
     pipeline: PipelineDecision
+    outlier: OutlierDecision
     relayable: RelayDecision
     prompt: PromptKeys
 
@@ -52,7 +55,7 @@ def prompt_keys(hasher: BlockHasher, rendered: Rendered) -> PromptKeys:
     salt = rendered.carried.get("cache_salt")
     # The hashes of images are the engine's business; without them every key would be wrong.
     keys = [] if rendered.multimodal else hasher.chunk_keys(rendered.token_ids, cache_salt=salt)
-    return PromptKeys(hasher=hasher, keys=keys, token_ids=rendered.token_ids)
+    return PromptKeys(hasher=hasher, keys=keys, token_ids=rendered.token_ids, tenant=rendered.tenant)
 
 
 def block_hasher(config: PddConfig) -> BlockHasher:
@@ -110,6 +113,17 @@ def make_plan(
             max_tokens=max_tokens,
         )
     )
+    relay = _view(relay_views, relays)
+    outlier = decide_outlier(
+        OutlierInput(
+            relayed=decision.reason == "wan_beyond_slo",
+            predicted_wan_s=decision.predicted_wan_s,
+            max_tokens=max_tokens,
+            history_tokens=fleet.history.bound_tokens(prompt.tenant),
+            relay_itl_s=(relay.itl_s if relay else None) or config.policy.assumed_relay_itl_s,
+            margin_ratio=config.policy.outlier_margin_ratio,
+        )
+    )
     plan = Plan(
         pipeline=decision.pipeline,
         prefills=prefills,
@@ -118,8 +132,9 @@ def make_plan(
         max_tokens=max_tokens,
         whole_on_main=relayable.whole_on_main,
         relays_allowed=relayable.relayable,
+        hold_tokens=outlier.hold_tokens,
     )
-    return Planning(plan=plan, pipeline=decision, relayable=relayable, prompt=prompt)
+    return Planning(plan=plan, pipeline=decision, outlier=outlier, relayable=relayable, prompt=prompt)
 
 
 def engines_now(fleet: Fleet, *, tokens: int) -> EnginesNow:
