@@ -3,13 +3,14 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 from tests.kit.fake_model import FakeModel
 
 DEFAULT_MAX_MODEL_LEN = 4096
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _KNOWN_PARAMS = frozenset(
     [
         "n",
@@ -63,6 +64,8 @@ class FakeEngine:
         self.itl_s = 0.002
         self.first_token_delay_s = 0.0
         self.reply_status: int | None = None
+        self.api_key: str | None = None
+        self.num_refused = 0
         self.kill_stream_after: int | None = None
         self.stall_stream_after: int | None = None
         self.garble_stream_after: int | None = None
@@ -82,7 +85,7 @@ class FakeEngine:
 
     async def start(self) -> None:
         """Serve; on the same port as before if it was up already."""
-        app = web.Application(client_max_size=64 * 2**20)
+        app = web.Application(client_max_size=64 * 2**20, middlewares=[self._authenticate])
         app.add_routes(
             [
                 web.get("/health", self._health),
@@ -116,6 +119,14 @@ class FakeEngine:
     def url(self) -> str:
         """Base URL."""
         return f"http://127.0.0.1:{self.port}"
+
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every page wants the key, as behind a proxy; vLLM itself leaves its probes open."""
+        if self.api_key is not None and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            self.num_refused += 1
+            return _error(401, "Unauthorized", kind="AuthenticationError")
+        return await handler(request)
 
     # ---- pages
 

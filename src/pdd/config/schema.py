@@ -199,6 +199,16 @@ class RouterConfig(Section):
     """Deadline of one request, from its arrival to its last byte."""
     engine_idle_timeout_s: Annotated[Duration, Field(gt=0)] = 60.0
     """An engine that is silent for so long in the middle of an answer has failed; another one continues."""
+    max_concurrent_requests: Annotated[int, Field(ge=1)] = 4096
+    """Requests served at once; more wait. Their streams cost about 100 KB each."""
+    queue_size: Annotated[int, Field(ge=0)] = 1024
+    """Requests that wait for their turn; beyond that the least urgent gets 429."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 3
+    """Failures in a row after which an engine is asked only when no other is left."""
+    breaker_open_s: Duration = 10.0
+    """How long that lasts; then one request at a time tries the engine."""
+    decision_log: str = ""
+    """File that every decision and its snapshot is written to, one JSON object a line; none if empty."""
     keep_alive_interval_s: Duration = 15.0
     """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
     transfer_timeout_s: Duration = 120.0

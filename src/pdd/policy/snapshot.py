@@ -24,6 +24,7 @@ class EngineView:
         capacity: Requests it runs at once.
         kv_ready: The agent beside it is connected, so KV can reach or leave it.
         max_model_len: Prompt and answer together, in tokens; None if not yet known.
+        tripped: It failed too often lately; asked only when no other is left.
         itl_s: Seconds from one token of a request to its next, as the router saw them lately; None if never.
     """
 
@@ -34,6 +35,7 @@ class EngineView:
     kv_ready: bool = True
     max_model_len: int | None = None
     itl_s: float | None = None
+    tripped: bool = False
 
     @property
     def load_ratio(self) -> float:

@@ -51,6 +51,7 @@ class AgentClient:
         self.links: dict[str, dict[str, Any]] = {}
         self._listeners: OrderedDict[str, Listener] = OrderedDict()
         self._after = 0
+        self._boot: str | None = None
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=3.0),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
@@ -172,7 +173,8 @@ class AgentClient:
             listener(event)
 
     async def _on_hello(self, event: AgentEvent) -> None:
-        if event.get("seq", 0) < self._after:
+        before, self._boot = self._boot, event.get("boot")
+        if event.get("seq", 0) < self._after or before not in (None, self._boot):
             # Another process than before: nothing it sends will ever mention the old transfers.
             # Nor would it send anything before its numbers passed the old ones, so ask again from the start.
             self._after = 0

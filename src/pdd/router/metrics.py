@@ -101,6 +101,29 @@ class RouterMetrics:
         self.pauses = Counter(
             "pdd_pauses_total", "Answers that had to wait because no engine was left", registry=r
         )
+        self.queued = Gauge("pdd_requests_queued", "Requests that wait for their turn", registry=r)
+        self.refused = Counter(
+            "pdd_requests_refused_total", "Requests that were not let in, by why", ["reason"], registry=r
+        )
+        self.breaker_open = Gauge(
+            "pdd_engine_breaker_open", "1 if the engine failed too often lately", ["engine"], registry=r
+        )
+        self.auto_mode = Gauge(
+            "pdd_handoff_auto_mode",
+            "What automatic mode says: 1 catch-up, 0 one-shot",
+            ["engine"],
+            registry=r,
+        )
+        self.auto_switches = Counter(
+            "pdd_handoff_auto_switches_total", "Changes of automatic mode", ["engine", "mode"], registry=r
+        )
+        self.hit_error = Histogram(
+            "pdd_prefix_hit_error_chunks",
+            "Chunks MD lacked beyond or below what was believed, without sign",
+            ["engine"],
+            buckets=(0, 1, 2, 4, 16, 64, 256, 1024),
+            registry=r,
+        )
         self.errors = Counter("pdd_errors_total", "Error answers by HTTP status", ["status"], registry=r)
         self.engine_up = Gauge(
             "pdd_engine_up", "1 if the engine answers its health check", ["engine"], registry=r

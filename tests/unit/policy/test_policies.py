@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.policy.admission import decide_admission
+from pdd.policy.admission import EntryInput, decide_admission, decide_entry
 from pdd.policy.handoff import HandoffParams, Mode, catch_up_ends, decide_handoff
 from pdd.policy.outlier import OutlierInput, decide_outlier
 from pdd.policy.pipeline import PipelineInput, decide_pipeline, predicted_wan_s
@@ -213,3 +213,29 @@ def test_admission(prefills: int, relays: int, mains: int, reason: str) -> None:
     decision = decide_admission(prefills=prefills, relays=relays, mains=mains)
     assert decision.reason == reason
     assert decision.admitted == (reason == "ok")
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "reason", "retry_after_s"),
+    [
+        ({}, "enter", "room", 1),
+        ({"running": 100}, "wait", "full", 1),
+        ({"running": 100, "queued": 50}, "refuse", "queue_full", 5),
+        ({"running": 100, "queued": 50, "worst_priority": 0}, "refuse", "queue_full", 5),
+        ({"running": 100, "queued": 50, "worst_priority": 1}, "displace", "more_urgent", 5),
+        ({"running": 99, "queued": 3}, "wait", "full", 1),
+        ({"running": 100, "queued": 50, "service_time_s": 1000.0}, "refuse", "queue_full", 60),
+    ],
+)
+def test_entry(changes: dict[str, Any], action: str, reason: str, retry_after_s: int) -> None:
+    values: dict[str, Any] = {
+        "running": 0,
+        "queued": 0,
+        "priority": 0,
+        "worst_priority": None,
+        "service_time_s": 8.0,
+        "max_concurrent": 100,
+        "queue_size": 50,
+    }
+    decision = decide_entry(EntryInput(**{**values, **changes}))
+    assert (decision.action, decision.reason, decision.retry_after_s) == (action, reason, retry_after_s)

@@ -67,6 +67,9 @@ class AdminHandler:
             metrics.engine_up.labels(engine=engine).set(view.healthy)
             metrics.engine_running.labels(engine=engine).set(view.running)
             metrics.peer_state.labels(engine=engine).set(view.kv_ready)
+            metrics.breaker_open.labels(engine=engine).set(view.tripped)
+            if state.config.role == "relay":
+                metrics.auto_mode.labels(engine=engine).set(state.auto_handoff == "catch-up")
             metrics.belief_keys.labels(engine=engine).set(len(state.belief))
         return web.Response(
             body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -82,3 +85,7 @@ class AdminHandler:
     async def records(self, _request: web.Request) -> web.Response:
         """``GET /pdd/requests``: the latest, oldest first."""
         return web.json_response({"requests": [record.as_json() for record in self._records.all()]})
+
+    async def decisions(self, request: web.Request) -> web.Response:
+        """``GET /pdd/decisions``: the latest, oldest first; of one request with ``?request=ID``."""
+        return web.json_response({"decisions": self._services.decisions.of(request.query.get("request"))})

@@ -16,8 +16,10 @@ from tokenizers import Tokenizer
 
 from pdd.config.schema import PddConfig
 from pdd.core.errors import DeadlineError, EngineError, NoEndpointError, PddError
-from pdd.policy.handoff import HandoffParams, decide_handoff
+from pdd.policy.handoff import HandoffDecision, HandoffParams
+from pdd.router.decisions import DecisionLog
 from pdd.router.detokenize import Detokenizer, StopMatch
+from pdd.router.door import Door
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
@@ -71,6 +73,8 @@ class Services:
     tokenizer: Tokenizer
     metrics: RouterMetrics
     background: Callable[[Coroutine[Any, Any, None]], None]
+    door: Door
+    decisions: DecisionLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,7 @@ class RequestDriver:
             release=partial(_release, services, job.transfer_prefix),
             is_wan=services.fleet.is_wan,
             now_s=partial(_since, self._loop, arrived_s),
+            believed_missing=planning.believed_missing,
         )
         self._legs = Legs(
             job=job,
@@ -142,7 +147,7 @@ class RequestDriver:
         Raises:
             PddError: If the request ends without a whole answer; what was delivered until then is good.
         """
-        timeout_s = self._services.config.router.request_timeout_s - self._now_s()
+        timeout_s = self._job.timeout_s - self._now_s()
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
         self._services.metrics.in_flight.inc()
         try:
@@ -238,7 +243,9 @@ class RequestDriver:
     def _choose_handoff(self, effect: ChooseHandoff) -> Sequence[Effect]:
         policy, router = self._services.config.policy, self._services.config.router
         relay = self._services.fleet.engines[effect.relay]
-        decision = decide_handoff(
+        decision: HandoffDecision = self._services.decisions.decide(
+            "handoff",
+            request=self.record.id,
             gap_tokens=effect.gap_tokens,
             relay_load_ratio=relay.view.load_ratio,
             previous=relay.auto_handoff,
@@ -251,6 +258,8 @@ class RequestDriver:
                 idle_ratio=policy.idle_ratio,
             ),
         )
+        if decision.auto_mode != relay.auto_handoff:
+            self._services.metrics.auto_switches.labels(engine=effect.relay, mode=decision.auto_mode).inc()
         relay.auto_handoff = decision.auto_mode
         log.info("request %s: handoff %s (%s)", self._job.request_id, decision.mode, decision.reason)
         return self.machine.step(

@@ -78,6 +78,7 @@ class Job:
         rendered: The prompt and its parameters.
         text: The client's wishes about the text.
         max_tokens: Most tokens of the answer, within every engine's limit.
+        timeout_s: Deadline, from the arrival of the request.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class Job:
     rendered: Rendered
     text: TextOptions
     max_tokens: int
+    timeout_s: float = 600.0
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def transfer_id(self, attempt: int) -> str:

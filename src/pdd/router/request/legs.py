@@ -140,10 +140,14 @@ class Legs:
         with state.occupied(on_down):
             try:
                 await work(state)
+                state.note_success()
             except PddError as error:
                 if isinstance(error, ConnectError):
                     state.suspect()
-                self._post(LegFailed(leg=leg, failure=failure_of(error)))
+                failure = failure_of(error)
+                if failure.retryable:
+                    state.note_failure()
+                self._post(LegFailed(leg=leg, failure=failure))
             finally:
                 self._tasks.pop(leg, None)
 
