@@ -9,6 +9,7 @@ from pdd import __version__
 from pdd.cli import link, model, serve, services
 from pdd.cli.demo import command as demo
 from pdd.core.errors import ConfigurationError, PddError
+from pdd.sim.commands import add_subcommands as add_simulator
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
@@ -50,6 +51,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (demo.add_parser, serve.add_parser, services.add_parsers, link.add_parser, model.add_parser):
+    for add in (
+        demo.add_parser,
+        serve.add_parser,
+        services.add_parsers,
+        link.add_parser,
+        model.add_parser,
+        add_simulator,
+    ):
         add(commands)
     return parser
