@@ -66,6 +66,7 @@ class FakeEngine:
         self.reply_status: int | None = None
         self.api_key: str | None = None
         self.num_refused = 0
+        self.kv_usage_ratio = 0.0
         self.kill_stream_after: int | None = None
         self.stall_stream_after: int | None = None
         self.garble_stream_after: int | None = None
@@ -90,6 +91,7 @@ class FakeEngine:
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
                 web.post("/v1/chat/completions/render", self._render_chat),
                 web.post("/v1/completions/render", self._render_completion),
                 web.post("/inference/v1/generate", self._generate),
@@ -133,6 +135,9 @@ class FakeEngine:
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()
 
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(text=f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage_ratio}\n')
+
     async def _models(self, _request: web.Request) -> web.Response:
         card = {"id": self.model_name, "object": "model", "max_model_len": self.max_model_len}
         return web.json_response({"object": "list", "data": [card]})
@@ -169,6 +174,10 @@ class FakeEngine:
             return _error(400, "temperature: Input should be a valid number", param="temperature")
         if len(prompt) + (asked or 1) > self.max_model_len:
             return _error(400, f"This model's maximum context length is {self.max_model_len} tokens.")
+        if body.get("stream") and body.get("prompt_logprobs"):
+            return _error(400, "`prompt_logprobs` are not available when `stream=True`.")
+        if asked is not None and (body.get("min_tokens") or 0) > asked:
+            return _error(400, "min_tokens must be less than or equal to max_tokens", param="min_tokens")
         params = {k: v for k, v in body.items() if k in _KNOWN_PARAMS and v not in (None, [])}
         params["max_tokens"] = min(asked or self.max_model_len, self.max_model_len - len(prompt))
         if params["max_tokens"] == 16:
@@ -191,6 +200,9 @@ class FakeEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         request_id = f"generate-tokens-{request.headers.get('X-Request-Id')}-{uuid.uuid4().hex[:8]}"
+        params = body["sampling_params"]
+        if params.get("min_tokens", 0) > params.get("max_tokens", 16):
+            return _error(400, "min_tokens must be less than or equal to max_tokens", param="min_tokens")
         self.seen.append(body)
         self.headers.append(request.headers.copy())
         if self.reply_status is not None:

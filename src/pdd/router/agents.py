@@ -26,6 +26,8 @@ SILENCE_S = 30.0
 """Agents ping every 10 s; three missed pings are a dead connection."""
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 CONTROL_TIMEOUT_S = 5.0
+COMMAND_PATIENCE_S = 30.0
+"""How long a cancel, resume or release is tried; then the agent is long another process or its leases end."""
 MAX_KNOWN_TRANSFERS = 4096
 """Late news of ended transfers (their final byte counts) is still told apart for so many."""
 
@@ -70,7 +72,7 @@ class AgentClient:
             self._listeners.popitem(last=False)
 
     async def cancel(self, transfer: str, peers: list[str]) -> None:
-        """Tell the sender to stop; failures are logged, since the lease ends by itself."""
+        """Tell the sender to stop; tried for a while, as ``_post`` says."""
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/cancel", {"peers": peers})
 
     async def resume(self, transfer: str, peers: list[str]) -> None:
@@ -82,7 +84,11 @@ class AgentClient:
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/release", {})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
-        for last in (False, True):
+        """Deliver a command, also to an agent that cannot be reached for a while."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + COMMAND_PATIENCE_S
+        failures = 0
+        while True:
             try:
                 async with (
                     asyncio.timeout(CONTROL_TIMEOUT_S),
@@ -92,8 +98,11 @@ class AgentClient:
                         log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
                     return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if last:
+                if loop.time() > ends_s:
                     log.warning("agent %s did not take %s: %r", self.engine_id, path, error)
+                    return
+            await asyncio.sleep(RECONNECT_S[min(failures, len(RECONNECT_S) - 1)])
+            failures += 1
 
     # ---- links
 

@@ -18,6 +18,7 @@ from pdd.router.agents import AgentClient
 from pdd.router.belief import CacheBelief
 from pdd.router.engines import EngineClient
 from pdd.router.history import OutputHistory
+from pdd.router.scrape import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,17 @@ class EngineState:
     """One engine, the agent beside it, and what the router knows of both."""
 
     def __init__(
-        self, config: EngineConfig, *, client: EngineClient, agent: AgentClient, breaker: BreakerParams
+        self,
+        config: EngineConfig,
+        *,
+        client: EngineClient,
+        agent: AgentClient,
+        page: MetricsPage,
+        breaker: BreakerParams,
     ) -> None:
         self.config = config
+        self._page = page
+        self.kv_usage_ratio = 0.0
         self._breaker = Breaker()
         self._breaker_params = breaker
         self.client = client
@@ -47,6 +56,7 @@ class EngineState:
         self.belief = CacheBelief()
         self.healthy = False
         self._on_down: list[Callable[[], None]] = []
+        self._num_expected = 0
         self.max_model_len: int | None = None
         self.model_names: tuple[str, ...] = ()
         self.auto_handoff: Mode = "catch-up"
@@ -58,13 +68,23 @@ class EngineState:
         return EngineView(
             id=self.config.id,
             healthy=self.healthy,
-            running=len(self._on_down),
+            running=len(self._on_down) + self._num_expected,
             capacity=self.config.max_num_seqs or DEFAULT_CAPACITY,
             kv_ready=self.agent.alive and self.agent.engine_connected,
             max_model_len=self.max_model_len,
             itl_s=self.itl_s,
             tripped=self._is_tripped(),
+            kv_usage_ratio=self.kv_usage_ratio,
         )
+
+    @contextmanager
+    def expected(self) -> Iterator[None]:
+        """One more request will run here while the context is open, as soon as its KV has landed."""
+        self._num_expected += 1
+        try:
+            yield
+        finally:
+            self._num_expected -= 1
 
     @contextmanager
     def occupied(self, on_down: Callable[[], None]) -> Iterator[None]:
@@ -84,6 +104,7 @@ class EngineState:
                 if not self.healthy:
                     log.info("engine %s is healthy", self.config.id)
                 self.healthy = True
+                self.kv_usage_ratio = await self._page.kv_usage_ratio() or 0.0
             else:
                 failures += 1
                 self._note_failure(failures)
@@ -109,6 +130,12 @@ class EngineState:
         """One answer's mean time for a token; recent answers count most."""
         known = self.itl_s if self.itl_s is not None else itl_s
         self.itl_s = known + ITL_WEIGHT * (itl_s - known)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.agent.close()
+        await self.client.close()
+        await self._page.close()
 
     def suspect(self) -> None:
         """A request could not reach the engine: use no more of it until its health check answers again."""
@@ -153,14 +180,16 @@ class Fleet:
 
     def _state(self, engine: EngineConfig) -> EngineState:
         router = self._config.router
+        api_key = engine.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
         return EngineState(
             engine,
             client=EngineClient(
                 engine_id=engine.id,
                 url=engine.url,
                 idle_timeout_s=router.engine_idle_timeout_s,
-                api_key=engine.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY"),
+                api_key=api_key,
             ),
+            page=MetricsPage(url=engine.url, api_key=api_key),
             agent=AgentClient(engine_id=engine.id, url=engine.control_url),
             breaker=BreakerParams(failures=router.breaker_failures, open_s=router.breaker_open_s),
         )
@@ -195,8 +224,7 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await state.agent.close()
-        await state.client.close()
+        await state.close()
 
     def apply(self, config: PddConfig) -> None:
         """The engines of ``config`` are in service, and no others; everything else in it needs a restart.

@@ -210,6 +210,21 @@ async def test_an_agent_that_restarts_and_has_said_more_than_before_is_recognise
         assert record["eager_tokens"] == 59
 
 
+async def test_a_cancel_reaches_an_agent_that_was_away_for_a_moment() -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        agent = bed.agents["p0"]
+        agent.hold("md0")
+        bed.rld0.itl_s = 0.02
+        task = asyncio.create_task(bed.chat("cancelled while nobody listens", max_tokens=20))
+        await bed.until(lambda: bool(bed.rld0.running))
+        await agent.stop()
+        await task
+        await asyncio.sleep(0.2)
+        await agent.start()
+        await bed.until_free(timeout_s=5)
+        assert [peer for _, peer in agent.cancelled] == ["md0"]
+
+
 # ---- automatic handoff mode
 
 

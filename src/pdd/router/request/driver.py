@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,6 +120,7 @@ class RequestDriver:
         self._failure: Failure | None = None
         self._decoded_by: str | None = None
         self._paused_s: float | None = None
+        self._expected: dict[str, ExitStack] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._prefills: dict[int, str] = {}
         self._targets: dict[int, tuple[str, ...]] = {}
@@ -191,6 +193,7 @@ class RequestDriver:
                 self._start_prefill(effect)
             case StartDecode():
                 self._decoded_by = effect.engine
+                self._expected.pop(effect.engine, ExitStack()).close()
                 self._accounting.on_decode(effect, self.machine, self._now_s())
                 self._legs.start_decode(effect, self._sent(effect.position))
             case StartRound():
@@ -219,6 +222,7 @@ class RequestDriver:
     def _start_prefill(self, effect: StartPrefill) -> None:
         self._prefills[effect.attempt] = effect.engine
         self._targets[effect.attempt] = effect.targets
+        self._expect(effect.targets)
         if effect.attempt > 1:
             self._services.metrics.continuations.inc()
             log.warning(
@@ -239,6 +243,18 @@ class RequestDriver:
             self._sent(effect.position),
             whole_on_main=self.machine.plan.whole_on_main and bool(effect.targets),
         )
+
+    def _expect(self, engines: tuple[str, ...]) -> None:
+        """These engines will be asked once the KV is there: others are placed with that in mind."""
+        self._expect_none()
+        for engine in engines:
+            self._expected[engine] = stack = ExitStack()
+            stack.enter_context(self._services.fleet.engines[engine].expected())
+
+    def _expect_none(self) -> None:
+        for stack in self._expected.values():
+            stack.close()
+        self._expected.clear()
 
     def _choose_handoff(self, effect: ChooseHandoff) -> Sequence[Effect]:
         policy, router = self._services.config.policy, self._services.config.router
@@ -357,6 +373,7 @@ class RequestDriver:
         for timer in self._timers:
             timer.cancel()
         self._transfers.close()
+        self._expect_none()
         self._services.metrics.in_flight.dec()
         self._learn_caches()
         self._accounting.on_end(
