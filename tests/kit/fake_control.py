@@ -211,6 +211,7 @@ class FakeAgent:
         async with self._changed:
             self._seq += 1
             self._events.append({"event": event, "seq": self._seq, **fields})
+            del self._events[:-1024]
             self._changed.notify_all()
 
     # ---- pages

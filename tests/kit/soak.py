@@ -238,6 +238,9 @@ class Soak:
         self.report.ends[end] += 1
 
     async def _check_free(self, question: Question) -> None:
+        for engine in self._bed.engines.values():  # a long run must not remember every prompt
+            for memory in (engine.seen, engine.headers, engine.aborted, engine.finished):
+                memory.clear()
         ends_s = time.monotonic() + FREE_WITHIN_S
         while left := self._left_of(question.id):
             if time.monotonic() > ends_s:
@@ -257,7 +260,7 @@ class Soak:
                 if state == "open"
             ]
             for known in [t for t in agent.transfers if request_id in t and not left]:
-                del agent.transfers[known]  # a long run must not remember every prompt
+                del agent.transfers[known]
         return left
 
     async def _check_end(self, baseline: int) -> None:
