@@ -91,6 +91,7 @@ class PeerLink:
         self._session: OutSession | None = None
         self._state = "idle"
         self._reason: str | None = None
+        self._reported_bytes = 0
         self._reported_s = 0.0
         self._wake = threading.Condition()
         self._is_closed = False
@@ -123,6 +124,8 @@ class PeerLink:
             self._session.legs.pop(leg.machine.number, None)
         if not self._queued_bytes():
             self.rate.idle()
+            if self._reported_bytes:
+                self._report()
 
     def send(self, frame: ControlFrame) -> None:
         """See ``Link.send``."""
@@ -261,8 +264,11 @@ class PeerLink:
         now_s = time.monotonic()
         with self._outbound.lock:
             session.moved_s = now_s
-            self.rate.acknowledged(num_bytes, is_drained=not self._queued_bytes(), now_s=now_s)
-            if now_s - self._reported_s >= _LINK_EVENT_PERIOD_S:
+            is_drained = not self._queued_bytes()
+            self.rate.acknowledged(num_bytes, is_drained=is_drained, now_s=now_s)
+            # The last word on a queue must be that it is empty, or the router counts it for ever.
+            stale = is_drained and self._reported_bytes > 0
+            if stale or now_s - self._reported_s >= _LINK_EVENT_PERIOD_S:
                 self._report()
 
     # Data threads.
@@ -276,7 +282,8 @@ class PeerLink:
                 session.close(f"no data stream to {self.peer}: {error}")
             return
         try:
-            while pieces := session.queue.take(self._settings.piece_bytes):
+            settings = self._settings
+            while pieces := session.queue.take(settings.piece_bytes, num_takers=settings.streams):
                 self._send_pieces(session, stream, pieces)
         except TransportError as error:
             session.close(str(error))
@@ -375,8 +382,9 @@ class PeerLink:
             self._report()
 
     def _report(self) -> None:
-        self._reported_s = time.monotonic()
-        self._events.emit("link", self.describe())
+        described = self.describe()
+        self._reported_s, self._reported_bytes = time.monotonic(), described["queued_bytes"]
+        self._events.emit("link", described)
 
     def _queued_bytes(self) -> int:
         return sum(leg.machine.outstanding_bytes for leg in self._legs)

@@ -3,7 +3,11 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+MIN_SHARE_BYTES: Final = 64 * 2**10
+"""Pieces are not cut smaller: below this a frame's header, lock and system call cost more than they bring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +69,21 @@ class SendQueue:
         with self._changed:
             self._lines.pop(number, None)
 
-    def take(self, max_bytes: int) -> list[Piece]:
-        """The next pieces in order, one at least, more while they fit ``max_bytes``; none once closed."""
+    def take(self, max_bytes: int, *, num_takers: int = 1) -> list[Piece]:
+        """The next pieces in order, one at least, more while they fit ``max_bytes``; none once closed.
+
+        When little is left, a taker gets no more than its even share, and a piece is cut for that: the last
+        megabyte on one of four streams would take four times as long, since each has a quarter of the line.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or bool(self._lines))
             if self._is_closed:
                 return []
-            taken = [self._pop()]
-            left = max_bytes - taken[0].length
+            queued_bytes = sum(line.queued_bytes for line in self._lines.values())
+            share_bytes = max(MIN_SHARE_BYTES, -(-queued_bytes // num_takers))
+            left = min(max_bytes, share_bytes) if num_takers > 1 else max_bytes
+            taken = [self._pop(left if num_takers > 1 else None)]
+            left -= taken[0].length
             while self._lines:
                 line = self._lines[self._next()]
                 if line.pieces[0].length > left:
@@ -98,10 +109,16 @@ class SendQueue:
             ]
         )
 
-    def _pop(self) -> Piece:
+    def _pop(self, max_bytes: int | None = None) -> Piece:
+        """The next piece is no longer queued, or only what is beyond ``max_bytes`` of it is."""
         number = self._next()
         line = self._lines[number]
         piece = line.pieces.popleft()
+        if max_bytes is not None and piece.length > max_bytes:
+            rest = replace(piece, offset=piece.offset + max_bytes, length=piece.length - max_bytes)
+            line.pieces.appendleft(rest)
+            piece = replace(piece, length=max_bytes)
+            self._changed.notify()  # put counted one taker for the whole piece
         line.queued_bytes -= piece.length
         if not line.pieces:
             del self._lines[number]

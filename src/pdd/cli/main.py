@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pdd import __version__
-from pdd.cli import link, model, serve, services
+from pdd.cli import bench, link, model, serve, services
 from pdd.cli.demo import command as demo
 from pdd.core.errors import ConfigurationError, PddError
 from pdd.sim.commands import add_subcommands as add_simulator
@@ -57,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         services.add_parsers,
         link.add_parser,
         model.add_parser,
+        bench.add_parser,
         add_simulator,
     ):
         add(commands)

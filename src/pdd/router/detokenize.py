@@ -68,9 +68,10 @@ class Detokenizer:
         self._held_back = (
             max((len(s) for s in options.stop), default=1) - 1 if not options.include_stop else 0
         )
+        self._looked_back = max((len(s) for s in options.stop), default=1) - 1
         self._num_tokens = 0
+        self._text = ""
         self._given = 0
-        self.text = ""
 
     def feed(self, token_id: int, *, ends_as_stop_token: bool = False) -> StopMatch | None:
         """Append one token's text.
@@ -83,21 +84,30 @@ class Detokenizer:
         Returns:
             The stop string that now ends the text, if any; the text is cut there.
         """
-        before = len(self.text)
-        if not ends_as_stop_token or self._options.include_stop:
-            self.text += self._decode(token_id)
+        new = self._decode(token_id) if not ends_as_stop_token or self._options.include_stop else ""
+        self._text += new
         self._num_tokens += 1
         if not self._options.stop or self._num_tokens <= self._options.min_tokens:
             return None
-        return self._check_stop(len(self.text) - before)
+        return self._check_stop(len(new))
+
+    def more(self, token_ids: Sequence[int]) -> str:
+        """``feed`` and ``take`` in one, for tokens in the middle of an answer without stop strings."""
+        self._num_tokens += len(token_ids)
+        if len(token_ids) == 1 and not self._text:
+            return self._decode(token_ids[0])
+        self._text += "".join([self._decode(token_id) for token_id in token_ids])
+        return self.take(finished=False)
 
     def take(self, *, finished: bool) -> str:
         """The text not yet given out, less what may still turn out to be the start of a stop string."""
-        end = len(self.text) if finished else len(self.text) - self._held_back
+        end = len(self._text) if finished else len(self._text) - self._held_back
         if end <= self._given:
             return ""
-        delta = self.text[self._given : end]
-        self._given = end
+        delta = self._text[self._given : end]
+        # Of what is given, only so much is kept as a stop string could begin in.
+        kept = max(0, end - self._looked_back)
+        self._text, self._given = self._text[kept:], end - kept
         return delta
 
     def _decode(self, token_id: int) -> str:
@@ -118,11 +128,11 @@ class Detokenizer:
             return None
         best: tuple[int, str] | None = None
         for stop in self._options.stop:
-            start = self.text.find(stop, max(0, len(self.text) - new_chars - len(stop) + 1))
+            start = self._text.find(stop, max(0, len(self._text) - new_chars - len(stop) + 1))
             if start != -1 and (best is None or start + len(stop) < best[0]):
                 best = (start + len(stop), stop)
         if best is None:
             return None
         end, stop = best
-        self.text = self.text[: end if self._options.include_stop else end - len(stop)]
+        self._text = self._text[: end if self._options.include_stop else end - len(stop)]
         return StopMatch(stop=stop)

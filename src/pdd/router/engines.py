@@ -7,23 +7,24 @@ Source:
 """
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from pdd.core.errors import ConnectError, ConnectionLostError, DeadlineError, EngineError, RemoteProtocolError
+from pdd.core.errors import (
+    ConnectError,
+    ConnectionLostError,
+    DeadlineError,
+    EngineError,
+    PddError,
+    RemoteProtocolError,
+)
+from pdd.router.http_client import Connection, Gate, HttpClient
 from pdd.router.request.events import Token
 from pdd.router.sse import EventParser
-
-CONNECT_TIMEOUT_S = 3.0
-"""A handshake across the WAN takes 0.1 s; what takes longer than this is down."""
-POOL_IDLE_S = 3.0
-"""uvicorn closes idle connections after 5 s; ours must be gone before."""
 
 
 class WireTopLogprob(msgspec.Struct):
@@ -86,18 +87,19 @@ class WireChunk(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateChunk:
-    """What one event of a generate stream said."""
+class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """What one event of a generate stream said; one per token, and a dataclass takes four times as long."""
 
     tokens: tuple[Token, ...]
     finish: str | None
-    stop_reason: int | str | None
-    usage: WireUsage | None
+    stop_reason: int | str | None = None
+    usage: WireUsage | None = None
     prompt_logprobs: list[Any] | None = None
 
 
-_decoder = msgspec.json.Decoder(WireChunk)
+_decode = msgspec.json.Decoder(WireChunk).decode
+_KNOWN_STATUS = frozenset(HTTPStatus)
+GENERATE = "/inference/v1/generate"
 
 
 class EngineClient:
@@ -116,34 +118,27 @@ class EngineClient:
         self.engine_id = engine_id
         self.url = url.rstrip("/")
         self._idle_timeout_s = idle_timeout_s
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        self._pooled = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_IDLE_S),
-            timeout=timeout,
-            headers=headers,
-        )
-        self._fresh = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=timeout, headers=headers
-        )
+        self._http = HttpClient(self.url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._pooled.close()
-        await self._fresh.close()
+        await self._http.close()
 
     async def healthy(self, *, timeout_s: float) -> bool:
-        """Whether ``/health`` answers 200 within the time."""
+        """Whether ``/health`` answers 200 within the time, over a connection of its own."""
         try:
-            async with asyncio.timeout(timeout_s), self._fresh.get(f"{self.url}/health") as answer:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.exchange("GET", "/health", pooled=False) as answer,
+            ):
                 return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (PddError, TimeoutError):
             return False
 
     async def models(self, *, timeout_s: float) -> list[dict[str, Any]]:
         """The models the engine serves, as ``/v1/models`` lists them."""
-        async with asyncio.timeout(timeout_s), self._request("GET", "/v1/models", None, {}) as answer:
-            body = await answer.json()
+        async with asyncio.timeout(timeout_s):
+            body = _json_object(await self._whole("GET", "/v1/models"))
         return [model for model in body.get("data", []) if isinstance(model, dict)]
 
     async def render(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
@@ -153,8 +148,13 @@ class EngineClient:
             EngineError: With the engine's status and words, if it refuses the request.
             TransportError: If the engine cannot be reached.
         """
-        async with self._timed(), self._request("POST", path, body, headers) as answer:
-            return await answer.json()
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                return _json(await self._whole("POST", path, body, headers))
+        except TimeoutError:
+            raise DeadlineError(
+                f"{self.engine_id} did not answer within {self._idle_timeout_s:g} s"
+            ) from None
 
     async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> GenerateChunk:
         """The whole answer to a non-streaming generate request.
@@ -163,16 +163,28 @@ class EngineClient:
             EngineError: If the engine refuses or fails.
             TransportError: If the engine cannot be reached or goes away.
         """
-        try:
-            async with self._request("POST", "/inference/v1/generate", body, headers) as answer:
-                return self._chunk(await answer.read())
-        except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionLostError(f"{self.engine_id} closed the connection: {error}") from error
+        return _said(self._decoded(await self._whole("POST", GENERATE, body, headers)))
 
     async def stream(
-        self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AsyncGenerator[GenerateChunk, None]:
-        """The events of a streaming generate request; closing the iterator aborts it in the engine.
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        on_chunk: Callable[[GenerateChunk], None],
+        *,
+        on_ids: Callable[[list[int]], bool],
+        gate: Gate,
+    ) -> None:
+        """Every event of a streaming generate request was given to ``on_chunk`` as it came, up to ``[DONE]``.
+
+        Cancelling aborts the request in the engine.
+
+        Args:
+            body: The request.
+            headers: Sent with it.
+            on_chunk: Called straight from the event loop, once per event; what it raises ends the stream.
+            on_ids: Offered the IDs of an event that holds nothing else, which is nearly every one; if it says
+                false, the event goes to ``on_chunk``.
+            gate: Holds the engine's answer back while it is closed.
 
         Raises:
             EngineError: If the engine refuses or reports an error in the stream.
@@ -180,98 +192,119 @@ class EngineClient:
             DeadlineError: If nothing arrives for too long.
         """
         parser = EventParser()
-        async with self._request("POST", "/inference/v1/generate", body, headers) as answer:
-            while True:
-                for payload in parser.feed(await self._read(answer)):
-                    if payload == b"[DONE]":
-                        return
-                    yield self._chunk(payload)
 
-    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
-        try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                data = await answer.content.readany()
-        except TimeoutError:
-            raise DeadlineError(f"{self.engine_id} said nothing for {self._idle_timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionLostError(f"{self.engine_id} closed the stream: {error}") from error
-        if not data:
-            raise ConnectionLostError(f"{self.engine_id} ended the stream without [DONE]")
-        return data
+        def on_bytes(data: bytes) -> bool:
+            for payload in parser.feed(data):
+                if payload == b"[DONE]":
+                    return True
+                chunk = self._decoded(payload)
+                if (ids := _only_ids(chunk)) is None or not on_ids(ids):
+                    on_chunk(_said(chunk))
+            return False
 
-    def _chunk(self, payload: bytes) -> GenerateChunk:
+        sent = msgspec.json.encode(body)
+        with self._named():
+            async with self._http.exchange(
+                "POST", GENERATE, body=sent, headers=headers, on_bytes=on_bytes
+            ) as answer:
+                if answer.status != 200:
+                    await answer.end(idle_timeout_s=self._idle_timeout_s)
+                    raise self._refusal(answer)
+                gate.add(answer)
+                try:
+                    await answer.end(idle_timeout_s=self._idle_timeout_s)
+                finally:
+                    gate.discard(answer)
+                if not answer.satisfied:
+                    raise ConnectionLostError("the stream ended without [DONE]")
+
+    def _decoded(self, payload: bytes) -> WireChunk:
         try:
-            chunk = _decoder.decode(payload)
+            return _decode(payload)
         except msgspec.MsgspecError as error:
             raise RemoteProtocolError(
                 f"{self.engine_id} sent an event that is not of the schema: {error}"
             ) from error
-        if chunk.error is not None:
-            raise _engine_error(500, chunk.error)
-        if not chunk.choices:
-            return GenerateChunk(tokens=(), finish=None, stop_reason=None, usage=chunk.usage)
-        choice = chunk.choices[0]
-        ids = choice.token_ids or []
-        content = choice.logprobs.content if choice.logprobs else None
-        entries: Sequence[WireLogprob | None] = content or [None] * len(ids)
-        return GenerateChunk(
-            tokens=tuple(Token(id=i, logprobs=e) for i, e in zip(ids, entries, strict=False)),
-            finish=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            usage=chunk.usage,
-            prompt_logprobs=chunk.prompt_logprobs,
-        )
 
-    @asynccontextmanager
-    async def _timed(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                yield
-        except TimeoutError:
-            raise DeadlineError(
-                f"{self.engine_id} did not answer within {self._idle_timeout_s:g} s"
-            ) from None
+    async def _whole(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """The body of an answer with status 200; anything else is raised in the error tree."""
+        sent = b"" if body is None else msgspec.json.encode(body)
+        with self._named():
+            async with self._http.exchange(method, path, body=sent, headers=headers) as answer:
+                await answer.end()
+                if answer.status != 200:
+                    raise self._refusal(answer)
+                return answer.body
 
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer with status 200; anything else is raised in the error tree."""
-        answer = await self._send(method, path, body, headers)
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of the connection say which engine it was."""
         try:
-            if answer.status != 200:
-                raise await self._refusal(answer)
-            yield answer
-        finally:
-            # An unread rest means that we abort: the connection is closed, not returned to the pool.
-            if not answer.content.at_eof():
-                answer.close()
-            answer.release()
-
-    async def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        data = None if body is None else msgspec.json.encode(body)
-        sent = {**headers, "Content-Type": "application/json"}
-        try:
-            try:
-                return await self._pooled.request(method, self.url + path, data=data, headers=sent)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
-                # Most likely a pooled connection the engine had just closed; not a byte of an answer came.
-                return await self._fresh.request(method, self.url + path, data=data, headers=sent)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            yield
+        except ConnectError as error:
             raise ConnectError(f"{self.engine_id} does not answer at {self.url}: {error}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionLostError(f"{self.engine_id} closed the connection: {error}") from error
+        except ConnectionLostError as error:
+            raise ConnectionLostError(f"{self.engine_id}: {error}") from error
+        except DeadlineError as error:
+            raise DeadlineError(f"{self.engine_id}: {error}") from error
 
-    async def _refusal(self, answer: aiohttp.ClientResponse) -> EngineError:
+    def _refusal(self, answer: Connection) -> EngineError:
         try:
-            text = await answer.text()
-            body = json.loads(text)
-        except (ValueError, aiohttp.ClientError, OSError):
-            return EngineError(answer.status, f"{self.engine_id} answered {answer.status} {answer.reason}")
+            body = msgspec.json.decode(answer.body)
+        except msgspec.DecodeError:
+            phrase = HTTPStatus(answer.status).phrase if answer.status in _KNOWN_STATUS else ""
+            return EngineError(answer.status, f"{self.engine_id} answered {answer.status} {phrase}".rstrip())
         error = body.get("error", body) if isinstance(body, dict) else {}
         return _engine_error(answer.status, error if isinstance(error, dict) else {"message": str(error)})
+
+
+def _only_ids(chunk: WireChunk) -> list[int] | None:
+    """The token IDs of an event in the middle of an answer that holds nothing else; None if it is another."""
+    if len(chunk.choices) != 1 or chunk.usage is not None or chunk.error is not None:
+        return None
+    choice = chunk.choices[0]
+    return choice.token_ids if choice.finish_reason is None and choice.logprobs is None else None
+
+
+def _said(chunk: WireChunk) -> GenerateChunk:
+    """What an event says.
+
+    Raises:
+        EngineError: If that is an error.
+    """
+    if chunk.error is not None:
+        raise _engine_error(500, chunk.error)
+    if not chunk.choices:
+        return GenerateChunk(tokens=(), finish=None, usage=chunk.usage)
+    choice = chunk.choices[0]
+    ids = choice.token_ids or []
+    content = choice.logprobs.content if choice.logprobs else None
+    entries: Sequence[WireLogprob | None] = content or [None] * len(ids)
+    return GenerateChunk(
+        tokens=tuple([Token(id=i, logprobs=e) for i, e in zip(ids, entries, strict=False)]),
+        finish=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        usage=chunk.usage,
+        prompt_logprobs=chunk.prompt_logprobs,
+    )
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"an engine's answer is not JSON: {error}") from error
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    body = _json(data)
+    return body if isinstance(body, dict) else {}
 
 
 def _engine_error(status: int, error: Mapping[str, Any]) -> EngineError:

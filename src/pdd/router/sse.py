@@ -3,8 +3,9 @@
 Parsing goes by lines over a buffer, never by HTTP chunk: proxies and kernels split and join chunks at will.
 """
 
-import json
 from typing import Any
+
+import msgspec
 
 from pdd.core.errors import RemoteProtocolError
 
@@ -27,14 +28,18 @@ class LineBuffer:
         Raises:
             RemoteProtocolError: If a line grows beyond any honest event.
         """
-        self._buffer += data
         if b"\n" not in data:
+            self._buffer += data
             if len(self._buffer) > MAX_LINE_BYTES:
                 raise RemoteProtocolError(f"event line longer than {MAX_LINE_BYTES} bytes")
             return []
-        *lines, rest = self._buffer.split(b"\n")
-        self._buffer = bytearray(rest)
-        return [bytes(line.rstrip(b"\r")) for line in lines]
+        if self._buffer:
+            data = bytes(self._buffer) + data
+            self._buffer.clear()
+        *lines, rest = data.split(b"\n")
+        if rest:
+            self._buffer += rest
+        return [line.rstrip(b"\r") for line in lines] if b"\r" in data else lines
 
 
 class EventParser:
@@ -42,12 +47,18 @@ class EventParser:
 
     def __init__(self) -> None:
         self._lines = LineBuffer()
+        self._between_lines = True
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads completed by ``data``; comments and other fields are dropped."""
+        if self._between_lines and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
+            payload = data[6:-2]
+            if b"\n" not in payload:
+                return [payload.strip()]  # one event as it was sent: nearly always
+        self._between_lines = data.endswith(b"\n")
         return [line[5:].strip() for line in self._lines.feed(data) if line.startswith(b"data:")]
 
 
 def frame(payload: dict[str, Any]) -> bytes:
     """One event with a JSON payload."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"

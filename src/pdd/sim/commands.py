@@ -52,7 +52,7 @@ SENSITIVITY: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def add_subcommands(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The parser knows simulate, plan, feasible, bathtub, chips and bench."""
+    """The parser knows simulate, plan, feasible, bathtub and chips."""
     for name, handler, text in (
         ("simulate", run_simulate, "play a scenario's traffic through its fleet"),
         ("plan", run_plan, "search the fleet with the best benefit-cost ratio within the SLO"),
@@ -73,7 +73,6 @@ def add_subcommands(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
             )
     _add_bathtub(subparsers)
     _add_chips(subparsers)
-    _add_bench(subparsers)
 
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
@@ -121,9 +120,8 @@ def _add_chips(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=run_chips)
 
 
-def _add_bench(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("bench", help="measure PDD's own parts")
-    parts = parser.add_subparsers(metavar="PART", required=True)
+def add_bench(parts: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """``pdd bench`` knows the part ``sim``."""
     sim = parts.add_parser("sim", help="the simulator: speed, and what it must show")
     sim.add_argument(
         "scenario", type=Path, nargs="?", help="scenario.toml; needed for everything but the quick claims"

@@ -241,3 +241,24 @@ def test_a_hold_that_nobody_ends_is_over_some_day(fleet: Fleet) -> None:
     assert space is not None
     space.outbound.end_old_holds(time.monotonic() + 1000, hold_s=600)
     assert "held for 600 s" in p.wait_event("failed", transfer="t")["detail"]
+
+
+def test_the_last_word_on_a_links_queue_is_that_it_is_empty(fleet: Fleet) -> None:
+    """The router predicts from what it was told last; a queue it never hears the end of counts for ever."""
+    p, md = fleet.agents(store_bytes=64 * 2**20)
+    prefill, main = p.engine(chunk_bytes=CHUNK), md.engine(chunk_bytes=CHUNK)
+    for turn in range(1, 9):
+        prefill.push(f"turn-{turn}", ["md0"], range(60 * turn))
+        p.wait_event("landed", transfer=f"turn-{turn}")
+        wait_for(lambda: p.agent.state()["peers"][0]["queued_bytes"] == 0, "the queue to drain")
+        wait_for(lambda: p.events("link")[-1]["queued_bytes"] == 0, "the event that says so")
+    main.check_load(range(480))
+
+
+def test_a_cancelled_queue_is_said_to_be_empty(fleet: Fleet) -> None:
+    p, md = fleet.agents(store_bytes=64 * 2**20)
+    prefill, _main = p.engine(chunk_bytes=CHUNK), md.engine(chunk_bytes=CHUNK)
+    prefill.push("t", ["md0"], range(400))
+    p.agent.space.outbound.cancel("t", None)  # type: ignore[union-attr]  # an engine is connected
+    p.wait_event("failed", transfer="t")
+    wait_for(lambda: not p.events("link") or p.events("link")[-1]["queued_bytes"] == 0, "an empty queue")

@@ -58,3 +58,25 @@ def test_another_order_can_take_its_place() -> None:
 def test_first_come_is_a_pure_choice() -> None:
     waiting = [Waiting(number=3, rank=7, queued_bytes=1), Waiting(number=4, rank=6, queued_bytes=9)]
     assert first_come(waiting) == 4
+
+
+def test_the_last_bytes_are_shared_by_all_takers() -> None:
+    queue = SendQueue()
+    queue.put([Piece(number=1, key=b"k", index=0, offset=0, length=2**20)], rank=0)
+    taken = [piece for _ in range(4) for piece in queue.take(2**20, num_takers=4)]
+    assert [piece.offset for piece in taken] == sorted(piece.offset for piece in taken)
+    assert taken[0].length == 2**18
+    rest = []
+    while sum(piece.length for piece in taken + rest) < 2**20:
+        rest += queue.take(2**20, num_takers=4)
+    ends = [0]
+    for piece in taken + rest:
+        assert piece.offset == ends[-1]
+        ends.append(piece.offset + piece.length)
+    assert ends[-1] == 2**20
+
+
+def test_long_queues_are_taken_in_whole_pieces() -> None:
+    queue = SendQueue()
+    queue.put([Piece(number=1, key=b"k", index=i, offset=0, length=2**20) for i in range(8)], rank=0)
+    assert queue.take(2**20, num_takers=4)[0].length == 2**20

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from aiohttp import web
 
 from pdd.core.errors import DeadlineError, NoEndpointError, PddError, TransportError
@@ -27,10 +28,12 @@ from pdd.router.api.shapes import Choice, Shape
 from pdd.router.api.stream import ClientStream
 from pdd.router.detokenize import TextOptions
 from pdd.router.records import Record, RecordRing
-from pdd.router.request.driver import Piece, RequestDriver, Services
+from pdd.router.request.driver import Piece, RequestDriver, Services, Sink
 from pdd.router.request.job import Job, Rendered, read_rendered
 from pdd.router.request.planning import Planner, Planning, block_hasher, choose_prefill, prompt_keys
+from pdd.router.sse import frame
 
+_encode = msgspec.json.encode
 REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED_S = web.RequestKey("arrived_s", float)
 COMPLETION_DEFAULT_MAX_TOKENS = 16
@@ -273,12 +276,8 @@ class GenerateHandler:
     # ---- the answer
 
     async def _whole(self, shape: Shape, runs: list[Run], headers: dict[str, str]) -> web.Response:
-        async def deliver(run: Run, piece: Piece) -> None:
-            run.choice.text += piece.text
-            run.choice.tokens.extend(piece.tokens)
-            _note(run, piece)
-
-        await _run_all(runs, deliver)
+        text_only = shape.logprobs is None and not shape.token_ids
+        await _run_all([(run, _Collected(run, text_only=text_only)) for run in runs])
         for run in runs:
             run.choice.prompt_logprobs = run.driver.prompt_logprobs
         return web.json_response(shape.whole([run.choice for run in runs]), headers=headers)
@@ -292,32 +291,79 @@ class GenerateHandler:
         options = body.stream_options
         include_usage = bool(options and options.include_usage)
         continuous = include_usage and bool(options and options.continuous_usage_stats)
-
-        async def send(run: Run, payload: dict[str, Any]) -> None:
-            if continuous:
-                payload["usage"] = shape.usage([run.choice], details=False)
-            await stream.send(payload)
-
-        async def deliver(run: Run, piece: Piece) -> None:
-            if not run.choice.begun:
-                run.choice.begun = True
-                if (first := shape.first_chunk(run.choice)) is not None:
-                    await send(run, first)
-                run.choice.text_chars = len(run.choice.echo_text)
-            _note(run, piece)
-            await send(run, shape.chunk(run.choice, piece))
-            run.choice.text_chars += len(piece.text)
-
         try:
             async with stream.kept_alive():
-                await _run_all(runs, deliver)
+                await _run_all([(run, _Streamed(run, stream, shape, continuous=continuous)) for run in runs])
                 if include_usage:
-                    await stream.send(shape.usage_chunk([run.choice for run in runs]))
+                    stream.write(frame(shape.usage_chunk([run.choice for run in runs])))
+                    await stream.ready()
         except PddError as error:
             if not stream.begun:
                 raise
             return await stream.fail(error)
         return await stream.finish()
+
+
+class _Collected:
+    """Sink of an answer that is sent as a whole."""
+
+    def __init__(self, run: Run, *, text_only: bool) -> None:
+        self._run = run
+        self.text_only = text_only
+
+    def put(self, piece: Piece) -> bool:
+        """Keep the piece."""
+        self._run.choice.text += piece.text
+        self._run.choice.tokens.extend(piece.tokens)
+        _note(self._run, piece)
+        return True
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Keep the text."""
+        self._run.choice.text += text
+        self._run.choice.num_tokens = num_tokens
+        return True
+
+    async def ready(self) -> None:
+        """Always."""
+
+
+class _Streamed:
+    """Sink of one choice of a streamed answer."""
+
+    def __init__(self, run: Run, stream: ClientStream, shape: Shape, *, continuous: bool) -> None:
+        self._run = run
+        self._choice = run.choice
+        self._stream = stream
+        self._shape = shape
+        self._continuous = continuous
+        around = None if continuous else shape.around_text(run.choice)
+        self.text_only = around is not None
+        self._before, self._after = around or (b"", b"")
+        self.ready = stream.ready
+
+    def put(self, piece: Piece) -> bool:
+        """Write the piece's event."""
+        choice = self._choice
+        if not choice.begun:
+            choice.begun = True
+            if (first := self._shape.first_chunk(choice)) is not None:
+                self._stream.write(self._frame(first))
+            choice.text_chars = len(choice.echo_text)
+        _note(self._run, piece)
+        data = self._frame(self._shape.chunk(choice, piece))
+        choice.text_chars += len(piece.text)
+        return self._stream.write(data)
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Write the event of a piece of text; something was put before it."""
+        self._choice.num_tokens = num_tokens
+        return self._stream.write(self._before + _encode(text) + self._after)
+
+    def _frame(self, payload: dict[str, Any]) -> bytes:
+        if self._continuous:
+            payload["usage"] = self._shape.usage([self._run.choice], details=False)
+        return frame(payload)
 
 
 def _note(run: Run, piece: Piece) -> None:
@@ -327,22 +373,16 @@ def _note(run: Run, piece: Piece) -> None:
         run.choice.finish, run.choice.stop_reason = piece.finish, piece.stop_reason
 
 
-async def _run_all(runs: list[Run], deliver: Any) -> None:
+async def _run_all(runs: Sequence[tuple[Run, Sink]]) -> None:
     """Run every choice; the first that fails ends the others."""
-
-    async def run_one(run: Run) -> None:
-        async def to_client(piece: Piece) -> None:
-            await deliver(run, piece)
-
-        await run.driver.run(to_client)
-
     if len(runs) == 1:
-        await run_one(runs[0])
+        run, sink = runs[0]
+        await run.driver.run(sink)
         return
     try:
         async with asyncio.TaskGroup() as group:
-            for run in runs:
-                group.create_task(run_one(run))
+            for run, sink in runs:
+                group.create_task(run.driver.run(sink))
     except* PddError as errors:
         raise errors.exceptions[0] from None
 

@@ -4,9 +4,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from pdd.router.api.logprobs import LogprobFormat
 from pdd.router.request.driver import Piece
 from pdd.router.request.events import Token
+from pdd.router.sse import frame
+
+_TEXT = "\0text\0"
+"""Stands for the text of a piece; no id or model name holds it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +84,14 @@ class Shape:
             **({"token_ids": [token.id for token in piece.tokens]} if self.token_ids else {}),
         }
         return {**self._head(chunk=True), "choices": [body]}
+
+    def around_text(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """The bytes of a piece's event before and after its text, if a piece can hold nothing else."""
+        if self.logprobs is not None or self.token_ids:
+            return None
+        piece = Piece(text=_TEXT, tokens=(), num_tokens=0, finish=None, stop_reason=None)
+        before, _, after = frame(self.chunk(choice, piece)).rpartition(msgspec.json.encode(_TEXT))
+        return before, after
 
     def usage_chunk(self, choices: list[Choice]) -> dict[str, Any]:
         """The last chunk of a stream that asked for usage."""

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
 
 from pdd.core.errors import PddError
 from pdd.router.api.errors import status_and_body
 from pdd.router.sse import DONE, KEEP_ALIVE, frame
+
+MAX_UNSENT_BYTES = 256 * 2**10
+"""Of one stream, in this process; the kernel holds as much again."""
+SLOW_CLIENT_POLL_S = 0.02
 
 
 class ClientStream:
@@ -38,6 +41,9 @@ class ClientStream:
             }
         )
         self._lock = asyncio.Lock()
+        self._pending: list[bytes] = []
+        self._transport: asyncio.WriteTransport | None = None
+        self._chunked = False
         self._wrote = False
 
     @property
@@ -57,36 +63,72 @@ class ClientStream:
         finally:
             task.cancel()
 
-    async def send(self, payload: dict[str, Any]) -> None:
-        """Send one event."""
-        await self._write(frame(payload))
+    def write(self, data: bytes) -> bool:
+        """Send event bytes without waiting; false asks for ``ready`` to be awaited before many more."""
+        self._wrote = True
+        transport = self._transport
+        if transport is None or self._pending or transport.is_closing():
+            self._pending.append(data)
+            return False
+        # Past aiohttp, which needs a coroutine for each write: it has sent the headers, it will send the end.
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return transport.get_write_buffer_size() <= MAX_UNSENT_BYTES
+
+    async def ready(self) -> None:
+        """All that was written is on its way, and no more than a little of it waits for the client.
+
+        Raises:
+            ConnectionResetError: If the client is gone.
+        """
+        async with self._lock:
+            transport = self._transport or await self._begin()
+            pending, self._pending = self._pending, []
+            if transport.is_closing():
+                raise ConnectionResetError("the client closed the connection")
+            for data in pending:
+                self.write(data)
+            while transport.get_write_buffer_size() > MAX_UNSENT_BYTES // 2:
+                await asyncio.sleep(SLOW_CLIENT_POLL_S)
+                if transport.is_closing():
+                    raise ConnectionResetError("the client closed the connection")
 
     async def finish(self) -> web.StreamResponse:
         """End a good stream."""
-        await self._write(DONE)
-        await self._response.write_eof()
+        await self.ready()
+        await self._response.write_eof(DONE)
         return self._response
 
     async def fail(self, error: PddError) -> web.StreamResponse:
         """End the stream with an error event and nothing after it: it cannot pass for a whole answer."""
         _, body = status_and_body(error)
-        await self._write(frame(body))
-        await self._response.write_eof()
+        transport = self._transport
+        if transport is not None and transport.get_write_buffer_size() > MAX_UNSENT_BYTES // 2:
+            transport.abort()  # a client that takes nothing would not take the event either
+            return self._response
+        await self.ready()
+        await self._response.write_eof(frame(body))
         return self._response
 
-    async def _write(self, data: bytes) -> None:
-        async with self._lock:
-            if not self._response.prepared:
-                await self._response.prepare(self._request)
-            self._wrote = True
-            await self._response.write(data)
+    async def _begin(self) -> asyncio.WriteTransport:
+        """The headers are out, in one segment with what was written so far."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client closed the connection")
+        await self._response.prepare(self._request)
+        pending, self._pending = self._pending, []
+        if pending:
+            await self._response.write(b"".join(pending))
+        self._chunked = self._response.headers.get("Transfer-Encoding") == "chunked"
+        self._transport = transport
+        return transport
 
     async def _keep_alive(self) -> None:
         while True:
             self._wrote = False
             await asyncio.sleep(self._interval_s)
             if not self._wrote:
+                self.write(KEEP_ALIVE)
                 try:
-                    await self._write(KEEP_ALIVE)
+                    await self.ready()
                 except (ConnectionError, RuntimeError):
                     return  # the client is gone; the handler hears of it itself

@@ -6,6 +6,9 @@ from pdd.router.records import Record
 from pdd.router.request.events import Failure, StartDecode
 from pdd.router.request.machine import RequestMachine
 
+LOT_TOKENS = 32
+"""Tokens of one answer are counted together: a labelled counter costs as much as all the rest of a token."""
+
 
 class Accounting:
     """Writes what the client experienced into the record, and counts it."""
@@ -20,6 +23,8 @@ class Accounting:
         self._last_role = ""
         self._main_first_cached: int | None = None
         self._main_prompt_tokens = 0
+        self._role = ""
+        self._uncounted = 0
 
     def on_decode(self, effect: StartDecode, machine: RequestMachine, now_s: float) -> None:
         """A decode engine is asked to go on; at a handoff this is where the client's stall begins."""
@@ -36,7 +41,10 @@ class Accounting:
         record = self._record
         if not count:
             return
-        self._metrics.output_tokens.labels(role=role).inc(count)
+        if role != self._role or self._uncounted >= LOT_TOKENS:
+            self._count_lot()
+            self._role = role
+        self._uncounted += count
         record.output_tokens += count
         if record.ttft_s is None:
             record.ttft_s = now_s
@@ -44,7 +52,8 @@ class Accounting:
             record.second_token_s = now_s
         if self._last_token_s is not None:
             gap_s = now_s - self._last_token_s
-            record.max_itl_s = max(record.max_itl_s or 0.0, gap_s)
+            if record.max_itl_s is None or gap_s > record.max_itl_s:
+                record.max_itl_s = gap_s
             if role == "relay" and self._last_role == role:
                 self._relay_gap_s += gap_s
                 self._relay_tokens += count
@@ -58,6 +67,11 @@ class Accounting:
     def relay_itl_s(self) -> float | None:
         """RLD's mean time for one token of this answer, if it made some."""
         return self._relay_gap_s / self._relay_tokens if self._relay_tokens else None
+
+    def _count_lot(self) -> None:
+        if self._uncounted:
+            self._metrics.output_tokens.labels(role=self._role).inc(self._uncounted)
+            self._uncounted = 0
 
     def on_usage(self, role: str, engine: str, usage: WireUsage, *, expected_tokens: int) -> int:
         """What a decode engine found in its caches; returns the tokens it should have found and did not."""
@@ -80,6 +94,7 @@ class Accounting:
         self, machine: RequestMachine, *, failure: Failure | None, num_tokens: int, now_s: float
     ) -> None:
         """The request is over: the record is final, but for bytes of a cancelled transfer still in flight."""
+        self._count_lot()
         record, metrics = self._record, self._metrics
         record.outcome = machine.outcome
         record.error = failure.kind if failure else None

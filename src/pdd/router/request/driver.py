@@ -7,22 +7,24 @@ gets pieces of the answer, each token once and in order.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 from tokenizers import Tokenizer
 
 from pdd.config.schema import PddConfig
 from pdd.core.errors import DeadlineError, EngineError, NoEndpointError, PddError
 from pdd.policy.handoff import HandoffDecision, HandoffParams
 from pdd.router.decisions import DecisionLog
-from pdd.router.detokenize import Detokenizer, StopMatch
+from pdd.router.detokenize import Detokenizer
 from pdd.router.door import Door
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
+from pdd.router.http_client import Gate
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
 from pdd.router.request.accounting import Accounting
@@ -50,6 +52,7 @@ from pdd.router.request.events import (
     StopLeg,
     StopMatched,
     Token,
+    Tokens,
     TransferFailed,
     TransferStalled,
 )
@@ -78,8 +81,7 @@ class Services:
     decisions: DecisionLog
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the answer, ready for the client.
 
     Args:
@@ -97,7 +99,22 @@ class Piece:
     stop_reason: int | str | None
 
 
-Deliver = Callable[[Piece], Awaitable[None]]
+class Sink(Protocol):
+    """Where an answer goes; a slow one holds the engines back.
+
+    ``text_only`` says that pieces without finish need no more than their text.
+    """
+
+    text_only: bool
+
+    def put_text(self, text: str, num_tokens: int) -> bool:
+        """Take the text of a piece in the middle of the answer, as ``put`` would."""
+
+    def put(self, piece: Piece) -> bool:
+        """Take a piece without waiting; false asks for ``ready`` to be awaited before there are many more."""
+
+    async def ready(self) -> None:
+        """The client has taken so much that pieces are welcome again."""
 
 
 class RequestDriver:
@@ -114,13 +131,18 @@ class RequestDriver:
         self._planning = planning
         self._loop = asyncio.get_running_loop()
         self._arrived_s = arrived_s
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._idle = False
+        self._gate = Gate()
         self._pieces: deque[Piece] = deque()
         self._num_tokens = 0
         self._failure: Failure | None = None
         self._decoded_by: str | None = None
         self._paused_s: float | None = None
         self._expected: dict[str, ExitStack] = {}
+        self._deadline_s = 0.0
+        self._sink: Sink
+        self._text_only = False
         self._timers: list[asyncio.TimerHandle] = []
         self._prefills: dict[int, str] = {}
         self._targets: dict[int, tuple[str, ...]] = {}
@@ -138,50 +160,101 @@ class RequestDriver:
         self._legs = Legs(
             job=job,
             fleet=services.fleet,
-            post=self._inbox.put_nowait,
+            post=self._post,
+            pass_on=self._pass_on,
+            gate=self._gate,
             note_usage=self._note_usage,
             note_prefill=self._note_prefill,
         )
 
-    async def run(self, deliver: Deliver) -> None:
-        """Compute the answer and deliver every piece of it.
+    async def run(self, sink: Sink) -> None:
+        """Compute the answer and give every piece of it to the sink.
 
         Raises:
             PddError: If the request ends without a whole answer; what was delivered until then is good.
         """
+        self._sink = sink
+        self._text_only = sink.text_only and not self._job.text.stop
         timeout_s = self._job.timeout_s - self._now_s()
+        self._deadline_s = self._loop.time() + timeout_s
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
         self._services.metrics.in_flight.inc()
         try:
-            await self._turn(Planned(plan=self._planning.plan), deliver)
+            await self._turn(Planned(plan=self._planning.plan))
             while self.machine.outcome is None:
-                await self._turn(await self._inbox.get(), deliver)
+                self._idle = True
+                event = await self._inbox.get()
+                self._idle = False
+                await self._turn(event)
         finally:
+            self._idle = False
             # Reached with no outcome when the client leaves or cannot be written to.
             self._perform(self.machine.step(ClientGone()))
             while not self._inbox.empty():  # a landing that was not yet heard holds a lease
-                self._perform(self.machine.step(self._inbox.get_nowait()))
+                if (late := self._inbox.get_nowait()) is not None:
+                    self._perform(self.machine.step(late))
             self._finish()
             self._services.background(self._legs.close())
         if self._failure is not None:
             raise error_of(self._failure)
 
-    async def _turn(self, event: Event, deliver: Deliver) -> None:
+    def _post(self, event: Event) -> None:
+        """Take news from a leg; tokens with nothing before them go to the client without a task switch."""
+        if type(event) is Tokens and self._idle and self._inbox.empty():
+            self._perform(self.machine.step(event))
+            if not self._hand_out() or self.machine.outcome is not None:
+                self._inbox.put_nowait(None)  # ``run`` has to wait for the client, or to end
+        else:
+            self._inbox.put_nowait(event)
+
+    def _pass_on(self, leg: int, ids: list[int]) -> bool:
+        """Give tokens that are nothing but more text straight to the client; false if they must be posted."""
+        if not (
+            ids and self._idle and self._text_only and self._inbox.empty() and self.machine.pass_on(leg, ids)
+        ):
+            return False
+        text = self._text.more(ids)
+        self._num_tokens += len(ids)
+        self._accounting.on_tokens(self._loop.time() - self._arrived_s, len(ids), "main")
+        if not self._sink.put_text(text, self._num_tokens):
+            self._inbox.put_nowait(None)
+        return True
+
+    def _hand_out(self) -> bool:
+        """Give the sink all there is; false if it asks to be waited for."""
+        ready = True
+        while self._pieces:
+            ready = self._sink.put(self._pieces.popleft())
+        return ready
+
+    async def _turn(self, event: Event | None) -> None:
         if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
             self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
         if isinstance(event, LegFailed | TransferFailed | TransferStalled):
             self._perform(self.machine.step(self._engines_now()))
-        self._perform(self.machine.step(event))
-        while self._pieces:
-            await deliver(self._pieces.popleft())
+        if event is not None:
+            self._perform(self.machine.step(event))
+        if not self._hand_out() or event is None:
+            await self._wait_for_client()
+
+    async def _wait_for_client(self) -> None:
+        """Engines are not read from meanwhile, so that a slow client costs no memory."""
+        self._gate.close()
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                await self._sink.ready()
+        except TimeoutError:
+            self._perform(self.machine.step(DeadlinePassed()))
+        finally:
+            self._gate.open()
 
     # ---- effects
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         """Do all effects; nothing is awaited, so that none is lost when the client leaves in between."""
-        todo = deque(effects)
-        while todo:
-            todo.extend(self._perform_one(todo.popleft()))
+        todo = list(effects)
+        for effect in todo:
+            todo.extend(self._perform_one(effect))
 
     def _perform_one(self, effect: Effect) -> Sequence[Effect]:
         match effect:
@@ -307,30 +380,34 @@ class RequestDriver:
     # ---- tokens
 
     def _emit(self, effect: Emit) -> Sequence[Effect]:
-        now_s = self._now_s()
-        stop: StopMatch | None = None
-        taken = 0
-        for token in effect.tokens:
-            taken += 1
-            last = taken == len(effect.tokens)
-            stop = self._text.feed(token.id, ends_as_stop_token=last and effect.finish == "stop")
+        return self._give(effect.tokens, effect.role, effect.finish, effect.stop_reason)
+
+    def _give(
+        self, tokens: tuple[Token, ...], role: str, finish: str | None, stop_reason: int | str | None
+    ) -> Sequence[Effect]:
+        """Turn tokens into a piece of the answer; a stop string in its text ends the answer there."""
+        now_s = self._loop.time() - self._arrived_s
+        for taken, token in enumerate(tokens, 1):
+            stop = self._text.feed(token.id, ends_as_stop_token=finish == "stop" and taken == len(tokens))
             if stop is not None:
+                tokens, finish, stop_reason = tokens[:taken], "stop", stop.stop
                 break
-        tokens = effect.tokens[:taken]
-        self._num_tokens += taken
+        else:
+            stop = None
+        self._num_tokens += len(tokens)
         self._paused_s = None
-        self._accounting.on_tokens(now_s, taken, effect.role)
-        finish = effect.finish if stop is None else "stop"
+        self._accounting.on_tokens(now_s, len(tokens), role)
         self._pieces.append(
             Piece(
                 text=self._text.take(finished=finish is not None),
                 tokens=tokens,
                 num_tokens=self._num_tokens,
                 finish=finish,
-                stop_reason=effect.stop_reason if stop is None else stop.stop,
+                stop_reason=stop_reason,
             )
         )
-        self.record.finish_reason = finish
+        if finish is not None:
+            self.record.finish_reason = finish
         return self.machine.step(StopMatched()) if stop is not None else ()
 
     # ---- news from engines

@@ -3,10 +3,14 @@
 A *leg* is one HTTP request to an engine; it has a number that is never used twice, so that whatever
 arrives late from a leg that was stopped can be told apart. An *attempt* is one run of the pipeline from
 prefill on; its KV transfers carry its number.
+
+What is made for every token is a ``msgspec.Struct``: a frozen dataclass takes four times as long to make.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from pdd.policy.handoff import Mode
 from pdd.policy.pipeline import Pipeline
@@ -58,8 +62,7 @@ class Plan:
     hold_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(msgspec.Struct, frozen=True, kw_only=True):
     """One generated token as the engine reported it; ``logprobs`` is the engine's entry for it."""
 
     id: int
@@ -125,8 +128,7 @@ class PauseOver:
     """The answer has waited long enough for an engine to come back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """A decode leg delivered tokens, in order; ``finish`` is set with its last."""
 
     leg: int
@@ -273,8 +275,7 @@ class Pause:
     """No engine is left: say in a moment which there are (``EnginesNow``), or in the end ``PauseOver``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True, kw_only=True):
     """Give the client these tokens; the first is token ``position`` of the answer."""
 
     position: int

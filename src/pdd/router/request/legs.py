@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 from pdd.core.errors import ConnectError, EngineError, PddError, TransportError
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import EngineState, Fleet
+from pdd.router.http_client import Gate
 from pdd.router.request.events import (
     Event,
     Failure,
@@ -58,6 +59,8 @@ class Legs:
         post: Takes the events.
         note_usage: Told what a decode engine says about its prompt: role, engine, usage.
         note_prefill: Told P's whole answer.
+        pass_on: Offered the IDs of tokens that come with nothing else, before they are posted as events.
+        gate: Closed while the client takes nothing.
     """
 
     def __init__(
@@ -68,12 +71,16 @@ class Legs:
         post: Callable[[Event], None],
         note_usage: Callable[[str, str, WireUsage], None],
         note_prefill: Callable[[GenerateChunk], None],
+        pass_on: Callable[[int, list[int]], bool],
+        gate: Gate,
     ) -> None:
         self._job = job
         self._fleet = fleet
         self._post = post
         self._note_usage = note_usage
         self._note_prefill = note_prefill
+        self._pass_on = pass_on
+        self._gate = gate
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def start_prefill(self, effect: StartPrefill, sent: list[int], *, whole_on_main: bool) -> None:
@@ -170,26 +177,34 @@ class Legs:
         self._post(RoundDone(leg=effect.leg))
 
     async def _decode(self, effect: StartDecode, state: EngineState, body: dict[str, Any]) -> None:
-        finish: str | None = None
-        async with aclosing(state.client.stream(body, self._job.engine_headers(effect.leg))) as chunks:
-            async for chunk in chunks:
-                if chunk.finish is None:
-                    if chunk.tokens:
-                        self._post(Tokens(leg=effect.leg, tokens=chunk.tokens))
-                    continue
-                finish = chunk.finish
-                if finish not in GOOD_ENDS:
-                    break
-                await self._read_usage(effect, chunks)
-                self._post(
-                    Tokens(leg=effect.leg, tokens=chunk.tokens, finish=finish, stop_reason=chunk.stop_reason)
-                )
-                return
-        raise EngineError(502, f"{state.config.id} ended the stream with {finish!r}")
+        """Post every token the moment it comes; the last one waits for the usage event behind it."""
+        last: GenerateChunk | None = None
+        loop = asyncio.get_running_loop()
 
-    async def _read_usage(self, effect: StartDecode, chunks: AsyncIterator[GenerateChunk]) -> None:
-        with suppress(TimeoutError, PddError):
-            async with asyncio.timeout(USAGE_TIMEOUT_S):
-                async for chunk in chunks:
-                    if chunk.usage is not None:
-                        self._note_usage(effect.role, effect.engine, chunk.usage)
+        def on_chunk(chunk: GenerateChunk) -> None:
+            nonlocal last
+            if last is not None:
+                if chunk.usage is not None:
+                    self._note_usage(effect.role, effect.engine, chunk.usage)
+            elif chunk.finish is None:
+                if chunk.tokens:
+                    self._post(Tokens(leg=effect.leg, tokens=chunk.tokens))
+            else:
+                last = chunk
+                wait_s = USAGE_TIMEOUT_S if chunk.finish in GOOD_ENDS else 0.0
+                patience.reschedule(loop.time() + wait_s)
+
+        def on_ids(ids: list[int]) -> bool:
+            return last is None and self._pass_on(effect.leg, ids)
+
+        headers = self._job.engine_headers(effect.leg)
+        try:
+            async with asyncio.timeout(None) as patience:
+                await state.client.stream(body, headers, on_chunk, on_ids=on_ids, gate=self._gate)
+        except (TimeoutError, PddError):
+            if last is None:
+                raise
+        finish = None if last is None else last.finish
+        if last is None or finish not in GOOD_ENDS:
+            raise EngineError(502, f"{state.config.id} ended the stream with {finish!r}")
+        self._post(Tokens(leg=effect.leg, tokens=last.tokens, finish=finish, stop_reason=last.stop_reason))

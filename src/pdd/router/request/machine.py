@@ -70,6 +70,8 @@ class Phase(StrEnum):
     PAUSED = "paused"
     DONE = "done"
 
+    __hash__ = str.__hash__  # the enum's own is Python code, and the table is asked for every token
+
 
 STARTED = tuple(phase for phase in Phase if phase not in (Phase.RENDERING, Phase.DONE))
 
@@ -117,6 +119,22 @@ class RequestMachine:
         self._effects = []
         handler(self, event)
         return self._effects
+
+    def pass_on(self, leg: int, ids: list[int]) -> bool:
+        """Take tokens that change nothing but the length of the answer; false if ``step`` has to judge them.
+
+        Nearly every token of every answer is such a one. For it, ``step`` would return nothing but an
+        ``Emit`` of all tokens by the main engine.
+        """
+        if (
+            self.phase is not Phase.DECODING
+            or leg != self._speaker
+            or self._plan is None
+            or len(self.tokens) + len(ids) >= self._plan.max_tokens
+        ):
+            return False
+        self.tokens.extend(ids)
+        return True
 
     @property
     def plan(self) -> Plan:
@@ -372,9 +390,10 @@ class RequestMachine:
             return
         if event.finish is not None:
             self._close_leg(event.leg)
-        if self._main is not None:
-            self._settle(self.attempt, self._main)
-        self.phase = Phase.DECODING
+        if self.phase is not Phase.DECODING:  # this runs for every token
+            if self._main is not None:
+                self._settle(self.attempt, self._main)
+            self.phase = Phase.DECODING
         self._accept(event.tokens, "main", event.finish, event.stop_reason)
 
     # ---- failures
