@@ -22,9 +22,10 @@ demo: install-cpu
 test: lint
 	$(BIN)/pytest $(ARGS)
 
-# The faults of the WAN tier under load, SCALE times as long as in `make test`.
+# Half an hour of random trouble on fake engines, then the faults of the WAN tier, SCALE times as long as in `make test`.
 SCALE ?= 100
 soak: install
+	PYTHONPATH=. $(BIN)/python -m tests.kit.soak --minutes 30
 	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz $(ARGS)
 
 lint: install

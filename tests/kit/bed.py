@@ -104,6 +104,7 @@ def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str,
                 "data_port": 1,
                 "control_port": bed.agents[engine_id].port,
                 "max_num_seqs": 8,
+                "env": {"VLLM_API_KEY": key} if (key := bed.engines[engine_id].api_key) else {},
             }
             for engine_id, (role, site) in roles.items()
         ],
@@ -118,6 +119,7 @@ async def running_bed(
     roles: dict[str, tuple[str, str]] | None = None,
     model: FakeModel | None = None,
     wait_ready: bool = True,
+    api_key: str | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
     """A bed; ``overrides`` are sections of the configuration."""
@@ -125,6 +127,8 @@ async def running_bed(
     model = model or FakeModel()
     engines = {e: FakeEngine(e, model=model, chunk_tokens=CHUNK_TOKENS) for e in roles}
     agents = {e: FakeAgent(engine, engines) for e, engine in engines.items()}
+    for engine in engines.values():
+        engine.api_key = api_key
     bed = Bed(model, engines, agents)
     for agent in agents.values():
         agent.agents = agents

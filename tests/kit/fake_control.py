@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from tests.kit.fake_line import FakeLine
 from tests.kit.fake_vllm import FakeEngine, cut_connections
 
 CHUNK_BYTES = 1000
@@ -18,6 +20,9 @@ class Transfer:
 
     id: str
     tokens: list[int]
+    order: dict[str, Any] = field(default_factory=dict)
+    wan_bytes: dict[str, int] = field(default_factory=dict)
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
 
@@ -31,7 +36,8 @@ class FakeAgent:
 
     ``landing_s`` delays a peer's landing after the order; ``lands_after`` until another engine streamed so
     many tokens; ``hold`` holds landings back until ``let_land``; ``fail_with`` makes transfers to a peer fail
-    with a reason.
+    with a reason. ``cut`` peers cannot be reached: their transfers stall until they can. ``lines`` have a
+    rate, shared by all that goes to a peer.
     """
 
     def __init__(self, engine: FakeEngine, peers: Mapping[str, FakeEngine]) -> None:
@@ -39,6 +45,11 @@ class FakeAgent:
         self.landing_s: dict[str, float] = {}
         self.lands_after: dict[str, tuple[FakeEngine, int]] = {}
         self.fail_with: dict[str, str] = {}
+        self.cut: set[str] = set()
+        self.lines: dict[str, FakeLine] = {}
+        self.lease_s = 60.0
+        self.is_dead = False
+        self.boot = uuid.uuid4().hex
         self.transfers: dict[str, Transfer] = {}
         self.cancelled: list[tuple[str, str]] = []
         self.released: list[str] = []
@@ -66,6 +77,7 @@ class FakeAgent:
                 web.get("/v1/events", self._stream),
                 web.post("/v1/transfers/{id}/cancel", self._cancel),
                 web.post("/v1/transfers/{id}/release", self._release),
+                web.post("/v1/transfers/{id}/resume", self._resume),
             ]
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
@@ -73,6 +85,7 @@ class FakeAgent:
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
+        self.is_dead = False
 
     async def stop(self, *, forget: bool = False) -> None:
         """Be gone; ``forget`` is what a new process would know of the old one's events."""
@@ -83,6 +96,19 @@ class FakeAgent:
         await runner.cleanup()
         if forget:
             self._seq, self._events = 0, []
+            self.boot = uuid.uuid4().hex
+            self.is_dead = True
+            for transfer in self.transfers.values():
+                for task in transfer.tasks.values():
+                    task.cancel()
+            self.transfers.clear()
+            self.leases.clear()
+            self.engine.cached_chunks.clear()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nobody answers at the port."""
+        return self._runner is None
 
     @property
     def url(self) -> str:
@@ -93,8 +119,13 @@ class FakeAgent:
 
     def begin(self, order: dict[str, Any], tokens: list[int]) -> None:
         """The engine beside us got an order with its prefill."""
-        transfer = Transfer(id=order["transfer"], tokens=list(tokens))
+        if self.is_dead:
+            return
+        transfer = Transfer(id=order["transfer"], tokens=list(tokens), order=order)
         self.transfers[transfer.id] = transfer
+        # As the agent does it: a hold is for the line to the other site, where the main engines are.
+        for peer in (peer for peer in order["targets"] if order.get("hold") and peer.startswith("md")):
+            transfer.held[peer] = asyncio.Event()
         for peer in order["targets"]:
             transfer.state[peer] = "open"
             transfer.tasks[peer] = asyncio.create_task(self._send(transfer, peer))
@@ -108,12 +139,17 @@ class FakeAgent:
         self._held[peer].set()
 
     async def _send(self, transfer: Transfer, peer: str) -> None:
+        if peer in transfer.held:
+            await transfer.held[peer].wait()
         await self._wait_for_tokens(peer)
         await asyncio.sleep(self.landing_s.get(peer, 0.005))
         if peer in self._held:
             await self._held[peer].wait()
         missing = self._peers[peer].missing(transfer.tokens)
         sent = len(missing) * CHUNK_BYTES
+        await self._wait_for_link(transfer, peer)
+        if peer in self.lines:
+            await self._cross(transfer, peer, sent)
         await self.say(
             "progress", transfer=transfer.id, peer=peer, bytes_sent=sent // 2, chunks_done=0, chunks_offered=0
         )
@@ -127,7 +163,7 @@ class FakeAgent:
         chunks = len(transfer.tokens) // self.engine.chunk_tokens
         transfer.state[peer] = "landed"
         if peer in self.agents:
-            self.agents[peer].leases.add(transfer.id)
+            self.agents[peer].lease(transfer.id)
         await self.say(
             "landed",
             transfer=transfer.id,
@@ -142,6 +178,26 @@ class FakeAgent:
             prefill_overlap_ratio=0.5,
         )
 
+    def lease(self, transfer: str) -> None:
+        """What landed here is kept for a while."""
+        self.leases.add(transfer)
+        asyncio.get_running_loop().call_later(self.lease_s, self.leases.discard, transfer)
+
+    async def _wait_for_link(self, transfer: Transfer, peer: str) -> None:
+        def is_down() -> bool:
+            return peer in self.cut or (peer in self.agents and self.agents[peer].is_dead)
+
+        if is_down():
+            await self.say("stalled", transfer=transfer.id, peer=peer, detail="the link is cut")
+        while is_down():  # noqa: ASYNC110 - a cut has no one event to wait for
+            await asyncio.sleep(0.02)
+
+    async def _cross(self, transfer: Transfer, peer: str, num_bytes: int) -> None:
+        def sent(piece: int) -> None:
+            transfer.wan_bytes[peer] = transfer.wan_bytes.get(peer, 0) + piece
+
+        await self.lines[peer].carry(num_bytes, priority=-transfer.order.get("priority", 0), sent=sent)
+
     async def _wait_for_tokens(self, peer: str) -> None:
         if peer not in self.lands_after:
             return
@@ -155,6 +211,7 @@ class FakeAgent:
         async with self._changed:
             self._seq += 1
             self._events.append({"event": event, "seq": self._seq, **fields})
+            del self._events[:-1024]
             self._changed.notify_all()
 
     # ---- pages
@@ -178,7 +235,8 @@ class FakeAgent:
         after = int(request.query.get("after", 0))
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
-        await self._line(response, {"event": "hello", "agent": self.engine.id, "seq": self._seq})
+        hello = {"event": "hello", "agent": self.engine.id, "boot": self.boot, "seq": self._seq}
+        await self._line(response, hello)
         while True:
             for event in [e for e in self._events if e["seq"] > after]:
                 await self._line(response, event)
@@ -200,10 +258,18 @@ class FakeAgent:
                 transfer.tasks[peer].cancel()
                 transfer.state[peer] = "cancelled"
                 done.append(peer)
-                await self.say(
-                    "failed", transfer=transfer.id, peer=peer, reason="cancelled", detail="", wan_bytes=7
-                )
+                wan_bytes = transfer.wan_bytes.get(peer, 0) + 7
+                news = {"transfer": transfer.id, "peer": peer, "reason": "cancelled", "detail": ""}
+                await self.say("failed", **news, wan_bytes=wan_bytes)
         return web.json_response({"cancelled": done})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        transfer = self.transfers.get(request.match_info["id"])
+        peers = (await request.json())["peers"]
+        for peer in peers if transfer is not None else ():
+            if peer in transfer.held:
+                transfer.held[peer].set()
+        return web.json_response({"resumed": peers})
 
     async def _release(self, request: web.Request) -> web.Response:
         transfer = request.match_info["id"]

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 from tests.kit.fake_model import FakeModel
 
 DEFAULT_MAX_MODEL_LEN = 4096
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _KNOWN_PARAMS = frozenset(
     [
         "n",
@@ -63,6 +64,9 @@ class FakeEngine:
         self.itl_s = 0.002
         self.first_token_delay_s = 0.0
         self.reply_status: int | None = None
+        self.api_key: str | None = None
+        self.num_refused = 0
+        self.kv_usage_ratio = 0.0
         self.kill_stream_after: int | None = None
         self.stall_stream_after: int | None = None
         self.garble_stream_after: int | None = None
@@ -82,11 +86,12 @@ class FakeEngine:
 
     async def start(self) -> None:
         """Serve; on the same port as before if it was up already."""
-        app = web.Application(client_max_size=64 * 2**20)
+        app = web.Application(client_max_size=64 * 2**20, middlewares=[self._authenticate])
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
                 web.post("/v1/chat/completions/render", self._render_chat),
                 web.post("/v1/completions/render", self._render_completion),
                 web.post("/inference/v1/generate", self._generate),
@@ -108,14 +113,30 @@ class FakeEngine:
         self.running.clear()
 
     @property
+    def is_down(self) -> bool:
+        """Whether nobody answers at the port."""
+        return self._runner is None
+
+    @property
     def url(self) -> str:
         """Base URL."""
         return f"http://127.0.0.1:{self.port}"
+
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every page wants the key, as behind a proxy; vLLM itself leaves its probes open."""
+        if self.api_key is not None and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            self.num_refused += 1
+            return _error(401, "Unauthorized", kind="AuthenticationError")
+        return await handler(request)
 
     # ---- pages
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(text=f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage_ratio}\n')
 
     async def _models(self, _request: web.Request) -> web.Response:
         card = {"id": self.model_name, "object": "model", "max_model_len": self.max_model_len}
@@ -154,6 +175,10 @@ class FakeEngine:
             return _error(400, "temperature: Input should be a valid number", param="temperature")
         if len(prompt) + (asked or 1) > self.max_model_len:
             return _error(400, f"This model's maximum context length is {self.max_model_len} tokens.")
+        if body.get("stream") and body.get("prompt_logprobs"):
+            return _error(400, "`prompt_logprobs` are not available when `stream=True`.")
+        if asked is not None and (body.get("min_tokens") or 0) > asked:
+            return _error(400, "min_tokens must be less than or equal to max_tokens", param="min_tokens")
         params = {k: v for k, v in body.items() if k in _KNOWN_PARAMS and v not in (None, [])}
         params["max_tokens"] = min(asked or self.max_model_len, self.max_model_len - len(prompt))
         if params["max_tokens"] == 16:
@@ -176,6 +201,9 @@ class FakeEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         request_id = f"generate-tokens-{request.headers.get('X-Request-Id')}-{uuid.uuid4().hex[:8]}"
+        params = body["sampling_params"]
+        if params.get("min_tokens", 0) > params.get("max_tokens", 16):
+            return _error(400, "min_tokens must be less than or equal to max_tokens", param="min_tokens")
         self.seen.append(body)
         self.headers.append(request.headers.copy())
         if self.reply_status is not None:

@@ -57,7 +57,12 @@ async def _events(request: web.Request) -> web.StreamResponse:
     headers = {"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
-    hello = {"event": "hello", "agent": agent.engine_id, "seq": agent.events.seq}
+    hello = {
+        "event": "hello",
+        "agent": agent.engine_id,
+        "boot": agent.events.boot,
+        "seq": agent.events.seq,
+    }
     await response.write(_line(hello))
     async for event in agent.events.follow(after, ping_s=_PING_S):
         await response.write(_line(event))

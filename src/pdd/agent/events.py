@@ -1,6 +1,7 @@
 """The agent's event log: a bounded ring that replays, fed from any thread, read by the control API."""
 
 import asyncio
+import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +15,8 @@ class EventLog:
     """Numbers events and wakes readers."""
 
     def __init__(self) -> None:
+        self.boot = secrets.token_hex(8)
+        """Tells this life of the agent from any other, whose numbers mean other events."""
         self._lock = threading.Lock()
         self._ring: deque[dict[str, Any]] = deque(maxlen=RING_EVENTS)
         self._seq = 0

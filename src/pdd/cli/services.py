@@ -39,4 +39,5 @@ def _run_router(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     flags = {name: getattr(arguments, name) for name in ("host", "port", "pipeline", "handoff")}
     given = {name: value for name, value in flags.items() if value is not None}
-    return run_router(config.model_copy(update={"router": config.router.model_copy(update=given)}))
+    config = config.model_copy(update={"router": config.router.model_copy(update=given)})
+    return run_router(config, path=arguments.config)

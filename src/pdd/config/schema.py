@@ -181,6 +181,10 @@ class PolicyConfig(Section):
     """Line rate believed until the agents have measured one."""
     assumed_wan_rtt_s: Duration = 0.03
     """Round trip believed until the agents have measured one."""
+    outlier_margin_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """An answer that RLD is predicted to finish in this part of the WAN time is not sent to MD; 0: never."""
+    assumed_relay_itl_s: Duration = 0.03
+    """Time for one token on RLD believed until it was measured."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
@@ -212,10 +216,22 @@ class RouterConfig(Section):
     """Deadline of one request, from its arrival to its last byte."""
     engine_idle_timeout_s: Annotated[Duration, Field(gt=0)] = 60.0
     """An engine that is silent for so long in the middle of an answer has failed; another one continues."""
+    max_concurrent_requests: Annotated[int, Field(ge=1)] = 4096
+    """Requests served at once; more wait. Their streams cost about 100 KB each."""
+    queue_size: Annotated[int, Field(ge=0)] = 1024
+    """Requests that wait for their turn; beyond that the least urgent gets 429."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 3
+    """Failures in a row after which an engine is asked only when no other is left."""
+    breaker_open_s: Duration = 10.0
+    """How long that lasts; then one request at a time tries the engine."""
+    decision_log: str = ""
+    """File that every decision and its snapshot is written to, one JSON object a line; none if empty."""
     keep_alive_interval_s: Duration = 15.0
     """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
+    recovery_timeout_s: Duration = 30.0
+    """How long an answer that has begun waits for an engine when none is left; vLLM restarts in 30-70 s."""
     drain_timeout_s: Duration = 30.0
     """How long open requests may still run after SIGTERM."""
 

@@ -97,7 +97,16 @@ class NoEndpointError(CapacityError):
 
 
 class OverloadedError(CapacityError):
-    """Engines are reachable, but none has room."""
+    """Engines are reachable, but none has room.
+
+    Args:
+        message: How much there is to do.
+        retry_after_s: When it is worth to come back, if that is known.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineError(PddError):

@@ -1,39 +1,81 @@
-"""Whether a relayed request will end before its KV lands: then sending the KV first is waste.
+"""Whether RLD finishes an answer before its KV could cross the WAN, so that nothing should be sent.
 
 Formula:
-    ``outlier = predicted_output_tokens / relay_tokens_per_s < predicted_wan_s``
+    ``decode_s = (bound_tokens - 1) * relay_itl_s``; an outlier if ``decode_s < margin_ratio * wan_time_s``.
+    ``bound_tokens`` is the smaller of ``max_tokens`` and what nine of ten answers of a tenant stayed within;
+    the WAN time is that of the uncached part alone, so a long prompt that MD holds is no outlier.
+
+Its WAN transfer is held at P, last in priority. An answer that outgrows a bound from history was predicted
+wrongly: from then on its transfer goes like any other.
 
 Example:
-    300 tokens at 40 a second take 7.5 s on RLD; if the WAN time is 9 s, the transfer is held and probably
-    never sent.
+    46 MB missing on a 25 MB/s line with 30 ms RTT take 1.87 s. An answer of at most 20 tokens on an RLD that
+    makes one in 30 ms takes 0.57 s, below 0.8 * 1.87 s: an outlier. One of 100 tokens (2.97 s) is none.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+OutlierReason = Literal["shorter_than_wan", "longer_than_wan", "no_relay", "no_wan", "off"]
+LAST_PRIORITY = -1
+"""Behind every transfer that somebody waits for (``pdd.policy.send_order``: below 0 are outliers)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlierInput:
+    """Everything the choice looks at.
+
+    Args:
+        relayed: The pipeline has a relay, by policy and not by force.
+        predicted_wan_s: As the pipeline was decided on; infinite if the line is down.
+        max_tokens: Tokens asked for.
+        history_tokens: What nine of ten answers of this tenant stayed within, or None if too few are known.
+        relay_itl_s: Time RLD takes for one token, as measured.
+        margin_ratio: How much shorter than the WAN time the decode has to be; 0 turns the filter off.
+    """
+
+    relayed: bool
+    predicted_wan_s: float
+    max_tokens: int
+    history_tokens: int | None
+    relay_itl_s: float
+    margin_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierDecision:
-    """Whether to hold the transfer, and the two times compared."""
+    """Whether the request ends on RLD, and why.
 
-    hold: bool
-    reason: Literal["ends_on_relay", "lands_first"]
-    decode_s: float
-    wan_s: float
-
-
-def decide_outlier(
-    *, output_bound_tokens: float, relay_tokens_per_s: float, predicted_wan_s: float
-) -> OutlierDecision:
-    """Holds a transfer that would land after its request ended.
-
-    Args:
-        output_bound_tokens: Most tokens expected: ``max_tokens``, or a quantile of the tenant's history.
-        relay_tokens_per_s: What RLD gives one request now.
-        predicted_wan_s: As the pipeline policy predicts it.
+    ``hold_tokens`` is how many tokens RLD may make before the transfer is let go after all.
     """
-    decode_s = output_bound_tokens / relay_tokens_per_s
-    hold = decode_s < predicted_wan_s
-    return OutlierDecision(
-        hold=hold, reason="ends_on_relay" if hold else "lands_first", decode_s=decode_s, wan_s=predicted_wan_s
-    )
+
+    is_outlier: bool
+    reason: OutlierReason
+    predicted_decode_s: float
+    hold_tokens: int
+
+
+def decide_outlier(facts: OutlierInput) -> OutlierDecision:
+    """The outlier filter for one request."""
+    bound = min(facts.max_tokens, facts.history_tokens or facts.max_tokens)
+    decode_s = max(0, bound - 1) * facts.relay_itl_s
+
+    def decision(reason: OutlierReason) -> OutlierDecision:
+        is_outlier = reason == "shorter_than_wan"
+        return OutlierDecision(
+            is_outlier=is_outlier,
+            reason=reason,
+            predicted_decode_s=decode_s,
+            hold_tokens=bound if is_outlier else 0,
+        )
+
+    if not facts.margin_ratio:
+        return decision("off")
+    if not facts.relayed:
+        return decision("no_relay")
+    if not math.isfinite(facts.predicted_wan_s):
+        return decision("no_wan")
+    if decode_s < facts.margin_ratio * facts.predicted_wan_s:
+        return decision("shorter_than_wan")
+    return decision("longer_than_wan")

@@ -1,4 +1,10 @@
-"""Which engine of a role serves a request: the least loaded healthy one, ties broken by id."""
+"""Which engine of a role serves a request: the least loaded healthy one, ties broken by id.
+
+One whose breaker is open comes behind all others.
+
+Example:
+    ``p0`` runs 3 of 8, ``p1`` 2 of 8: ``p1``, ``p0``. With ``p1`` tripped: ``p0``, ``p1``.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,5 +29,6 @@ def place(engines: Iterable[EngineView], *, needs_kv: bool = True) -> PlacementD
         needs_kv: Only engines whose agent is connected count.
     """
     usable = [engine for engine in engines if engine.healthy and (engine.kv_ready or not needs_kv)]
-    order = tuple(engine.id for engine in sorted(usable, key=lambda engine: (engine.load_ratio, engine.id)))
+    usable.sort(key=lambda engine: (engine.tripped, engine.load_ratio, engine.id))
+    order = tuple(engine.id for engine in usable)
     return PlacementDecision(order=order, reason="least_loaded" if order else "none_healthy")

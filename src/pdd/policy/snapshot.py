@@ -20,10 +20,13 @@ class EngineView:
     Args:
         id: The engine's id.
         healthy: It answers its health check.
-        running: Requests the router has open on it.
+        running: Requests the router has open on it or is about to, once their KV has landed.
         capacity: Requests it runs at once.
         kv_ready: The agent beside it is connected, so KV can reach or leave it.
         max_model_len: Prompt and answer together, in tokens; None if not yet known.
+        tripped: It failed too often lately; asked only when no other is left.
+        kv_usage_ratio: How much of its KV cache running requests hold, as the engine says; 0 if it does not.
+        itl_s: Seconds from one token of a request to its next, as the router saw them lately; None if never.
     """
 
     id: str
@@ -32,11 +35,14 @@ class EngineView:
     capacity: int
     kv_ready: bool = True
     max_model_len: int | None = None
+    itl_s: float | None = None
+    tripped: bool = False
+    kv_usage_ratio: float = 0.0
 
     @property
     def load_ratio(self) -> float:
-        """Open requests over capacity; above 1 when requests queue."""
-        return self.running / self.capacity
+        """The larger of open requests over capacity (above 1 when they queue) and KV cache in use."""
+        return max(self.running / self.capacity, self.kv_usage_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

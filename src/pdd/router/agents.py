@@ -27,6 +27,8 @@ SILENCE_S = 30.0
 """Agents ping every 10 s; three missed pings are a dead connection."""
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 CONTROL_TIMEOUT_S = 5.0
+COMMAND_PATIENCE_S = 30.0
+"""How long a cancel, resume or release is tried; then the agent is long another process or its leases end."""
 MAX_KNOWN_TRANSFERS = 4096
 """Late news of ended transfers (their final byte counts) is still told apart for so many."""
 
@@ -52,6 +54,7 @@ class AgentClient:
         self.links: dict[str, dict[str, Any]] = {}
         self._listeners: OrderedDict[str, Listener] = OrderedDict()
         self._after = 0
+        self._boot: str | None = None
         self._control = HttpClient(self.url, {})  # two orders a request: aiohttp takes five times as long
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=3.0),
@@ -72,16 +75,24 @@ class AgentClient:
             self._listeners.popitem(last=False)
 
     async def cancel(self, transfer: str, peers: list[str]) -> None:
-        """Tell the sender to stop; failures are logged, since the lease ends by itself."""
+        """Tell the sender to stop; tried for a while, as ``_post`` says."""
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/cancel", {"peers": peers})
+
+    async def resume(self, transfer: str, peers: list[str]) -> None:
+        """Tell the sender that what it holds may go; a failure is logged, RLD finishes then."""
+        await self._post(f"/v1/transfers/{quote(transfer, safe='')}/resume", {"peers": peers})
 
     async def release(self, transfer: str) -> None:
         """Tell the receiver that the lease may end; failures are logged, since it ends by itself."""
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/release", {})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
+        """Deliver a command, also to an agent that cannot be reached for a while."""
         sent = msgspec.json.encode(body)
-        for last in (False, True):
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + COMMAND_PATIENCE_S
+        failures = 0
+        while True:
             try:
                 async with (
                     asyncio.timeout(CONTROL_TIMEOUT_S),
@@ -92,8 +103,11 @@ class AgentClient:
                         log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
                     return
             except (PddError, TimeoutError) as error:
-                if last:
+                if loop.time() > ends_s:
                     log.warning("agent %s did not take %s: %r", self.engine_id, path, error)
+                    return
+            await asyncio.sleep(RECONNECT_S[min(failures, len(RECONNECT_S) - 1)])
+            failures += 1
 
     # ---- links
 
@@ -173,7 +187,8 @@ class AgentClient:
             listener(event)
 
     async def _on_hello(self, event: AgentEvent) -> None:
-        if event.get("seq", 0) < self._after:
+        before, self._boot = self._boot, event.get("boot")
+        if event.get("seq", 0) < self._after or before not in (None, self._boot):
             # Another process than before: nothing it sends will ever mention the old transfers.
             # Nor would it send anything before its numbers passed the old ones, so ask again from the start.
             self._after = 0

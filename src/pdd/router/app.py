@@ -15,7 +15,9 @@ from pdd.core.errors import PddError
 from pdd.router.api.admin import AdminHandler
 from pdd.router.api.errors import MethodError, NotFoundError, UnauthorizedError, error_response
 from pdd.router.api.generate import ARRIVED_S, REQUEST_ID, GenerateHandler
+from pdd.router.decisions import DecisionLog
 from pdd.router.detokenize import load_tokenizer
+from pdd.router.door import Door
 from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import RecordRing
@@ -43,12 +45,20 @@ class RouterApp:
         self.records = RecordRing()
         self.metrics = RouterMetrics()
         self._background: set[asyncio.Task[None]] = set()
+        self.decisions = DecisionLog(path=config.router.decision_log)
         self.services = Services(
             config=config,
             fleet=self.fleet,
             tokenizer=tokenizer or load_tokenizer(config.model.path),
             metrics=self.metrics,
             background=self._run_in_background,
+            door=Door(
+                max_concurrent=config.router.max_concurrent_requests,
+                queue_size=config.router.queue_size,
+                metrics=self.metrics,
+                decisions=self.decisions,
+            ),
+            decisions=self.decisions,
         )
         self.app = self._build()
 
@@ -69,6 +79,7 @@ class RouterApp:
                 web.get("/ready", admin.ready),
                 web.get("/version", admin.version),
                 web.get("/metrics", admin.metrics),
+                web.get("/pdd/decisions", admin.decisions),
                 web.get("/pdd/requests", admin.records),
                 web.get("/pdd/requests/{id:.+}", admin.record),
             ]

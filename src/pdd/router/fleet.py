@@ -5,16 +5,20 @@ Policies get frozen views of it. It decides nothing.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pdd.config.schema import EngineConfig, PddConfig, Role
 from pdd.core.errors import PddError
+from pdd.policy.breaker import Breaker, BreakerParams
 from pdd.policy.handoff import Mode
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.agents import AgentClient
 from pdd.router.belief import CacheBelief
 from pdd.router.engines import EngineClient
+from pdd.router.history import OutputHistory
+from pdd.router.scrape import MetricsPage
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +26,10 @@ HEALTH_INTERVAL_S = 1.0
 HEALTH_TIMEOUT_S = 5.0
 DOWN_AFTER_FAILURES = 3
 """Busy engines answer late; only this many misses in a row abort what runs there."""
+LATE_NEWS_S = 60.0
+"""How long after its end a request's transfers may still be spoken of."""
+ITL_WEIGHT = 0.1
+"""Of the newest answer: the estimate follows a change of load within about ten answers."""
 DEFAULT_CAPACITY = 256
 """vLLM's default of ``--max-num-seqs`` on the hardware of a server."""
 
@@ -29,16 +37,30 @@ DEFAULT_CAPACITY = 256
 class EngineState:
     """One engine, the agent beside it, and what the router knows of both."""
 
-    def __init__(self, config: EngineConfig, *, client: EngineClient, agent: AgentClient) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        client: EngineClient,
+        agent: AgentClient,
+        page: MetricsPage,
+        breaker: BreakerParams,
+    ) -> None:
         self.config = config
+        self._page = page
+        self.kv_usage_ratio = 0.0
+        self._breaker = Breaker()
+        self._breaker_params = breaker
         self.client = client
         self.agent = agent
         self.belief = CacheBelief()
         self.healthy = False
         self._on_down: list[Callable[[], None]] = []
+        self._num_expected = 0
         self.max_model_len: int | None = None
         self.model_names: tuple[str, ...] = ()
         self.auto_handoff: Mode = "catch-up"
+        self.itl_s: float | None = None
 
     @property
     def view(self) -> EngineView:
@@ -46,11 +68,23 @@ class EngineState:
         return EngineView(
             id=self.config.id,
             healthy=self.healthy,
-            running=len(self._on_down),
+            running=len(self._on_down) + self._num_expected,
             capacity=self.config.max_num_seqs or DEFAULT_CAPACITY,
             kv_ready=self.agent.alive and self.agent.engine_connected,
             max_model_len=self.max_model_len,
+            itl_s=self.itl_s,
+            tripped=self._is_tripped(),
+            kv_usage_ratio=self.kv_usage_ratio,
         )
+
+    @contextmanager
+    def expected(self) -> Iterator[None]:
+        """One more request will run here while the context is open, as soon as its KV has landed."""
+        self._num_expected += 1
+        try:
+            yield
+        finally:
+            self._num_expected -= 1
 
     @contextmanager
     def occupied(self, on_down: Callable[[], None]) -> Iterator[None]:
@@ -70,10 +104,38 @@ class EngineState:
                 if not self.healthy:
                     log.info("engine %s is healthy", self.config.id)
                 self.healthy = True
+                self.kv_usage_ratio = await self._page.kv_usage_ratio() or 0.0
             else:
                 failures += 1
                 self._note_failure(failures)
             await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    def note_success(self) -> None:
+        """A request ended well here."""
+        self._breaker = self._breaker.after_success()
+
+    def note_failure(self) -> None:
+        """A request failed here, and not by the client's fault."""
+        now_s = asyncio.get_running_loop().time()
+        self._breaker = self._breaker.after_failure(now_s=now_s, params=self._breaker_params)
+
+    def _is_tripped(self) -> bool:
+        if self._breaker.opened_s is None:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        state = self._breaker.view(now_s=now_s, params=self._breaker_params)
+        return state == "open" or (state == "half-open" and bool(self._on_down))
+
+    def note_itl(self, itl_s: float) -> None:
+        """One answer's mean time for a token; recent answers count most."""
+        known = self.itl_s if self.itl_s is not None else itl_s
+        self.itl_s = known + ITL_WEIGHT * (itl_s - known)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.agent.close()
+        await self.client.close()
+        await self._page.close()
 
     def suspect(self) -> None:
         """A request could not reach the engine: use no more of it until its health check answers again."""
@@ -108,39 +170,99 @@ class Fleet:
 
     def __init__(self, config: PddConfig) -> None:
         self._config = config
-        self.engines = {
-            engine.id: EngineState(
-                engine,
-                client=EngineClient(
-                    engine_id=engine.id,
-                    url=engine.url,
-                    idle_timeout_s=config.router.engine_idle_timeout_s,
-                    api_key=engine.env.get("VLLM_API_KEY"),
-                ),
-                agent=AgentClient(engine_id=engine.id, url=engine.control_url),
-            )
-            for engine in config.engines
-        }
-        self._tasks: list[asyncio.Task[None]] = []
+        self._in_service = config.engines
+        self.engines = {engine.id: self._state(engine) for engine in config.engines}
+        self.history = OutputHistory()
+        self._was_whole = False
+        self._readiness: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._watches: dict[EngineState, list[asyncio.Task[None]]] = {}
+
+    def _state(self, engine: EngineConfig) -> EngineState:
+        router = self._config.router
+        api_key = engine.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
+        return EngineState(
+            engine,
+            client=EngineClient(
+                engine_id=engine.id,
+                url=engine.url,
+                idle_timeout_s=router.engine_idle_timeout_s,
+                api_key=api_key,
+            ),
+            page=MetricsPage(url=engine.url, api_key=api_key),
+            agent=AgentClient(engine_id=engine.id, url=engine.control_url),
+            breaker=BreakerParams(failures=router.breaker_failures, open_s=router.breaker_open_s),
+        )
 
     async def start(self) -> None:
         """Begin to watch every engine and agent."""
         for state in self.engines.values():
-            self._tasks.append(asyncio.create_task(state.watch(), name=f"health {state.config.id}"))
-            self._tasks.append(asyncio.create_task(state.agent.run(), name=f"events {state.config.id}"))
+            self._watch(state)
+        self._readiness = asyncio.create_task(self._watch_readiness(), name="readiness")
+
+    async def _watch_readiness(self) -> None:
+        """Notice that a whole path exists also where nobody asks for it."""
+        while True:
+            self.missing_for_ready()
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    def _watch(self, state: EngineState) -> None:
+        self._watches[state] = [
+            asyncio.create_task(state.watch(), name=f"health {state.config.id}"),
+            asyncio.create_task(state.agent.run(), name=f"events {state.config.id}"),
+        ]
 
     async def close(self) -> None:
         """Stop watching and close all connections."""
-        for task in self._tasks:
+        if self._readiness is not None:
+            self._readiness.cancel()
+        for state in list(self._watches):
+            await self._end(state)
+
+    async def _end(self, state: EngineState) -> None:
+        tasks = self._watches.pop(state)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for state in self.engines.values():
-            await state.agent.close()
-            await state.client.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await state.close()
+
+    def apply(self, config: PddConfig) -> None:
+        """The engines of ``config`` are in service, and no others; everything else in it needs a restart.
+
+        What runs on an engine that goes may end there, and is continued elsewhere if the engine stops.
+        """
+        before = {state.config.id: state for state in self.engines.values()}
+        for engine in config.engines:
+            known = before.get(engine.id)
+            if known is not None and known.config == engine and known in self._watches:
+                continue
+            log.info("engine %s is in service at %s", engine.id, engine.url)
+            self.engines[engine.id] = state = self._state(engine)
+            self._watch(state)
+        self._in_service = config.engines
+        kept = {engine.id for engine in config.engines}
+        for state in before.values():
+            if state.config.id not in kept or self.engines[state.config.id] is not state:
+                log.info("engine %s at %s leaves service", state.config.id, state.config.url)
+                asyncio.get_running_loop().call_later(self._linger_s, self._forget, state)
+
+    @property
+    def _linger_s(self) -> float:
+        """No request that has planned with an engine outlives this."""
+        return self._config.router.request_timeout_s + LATE_NEWS_S
+
+    def _forget(self, state: EngineState) -> None:
+        if any(engine == state.config for engine in self._in_service) or state not in self._watches:
+            return  # it came back meanwhile, or the router stops
+        if self.engines.get(state.config.id) is state:
+            del self.engines[state.config.id]
+        task = asyncio.create_task(self._end(state))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def views(self, role: Role) -> list[EngineView]:
-        """Views of all engines of a role, in the file's order."""
-        return [self.engines[engine.id].view for engine in self._config.engines_of(role)]
+        """Views of all engines of a role that are in service, in the file's order."""
+        return [self.engines[engine.id].view for engine in self._in_service if engine.role == role]
 
     def is_wan(self, prefill: str, peer: str) -> bool:
         """Whether KV leaves the site on its way from a prefill engine to a peer."""
@@ -163,12 +285,26 @@ class Fleet:
         return next((s.agent.chunk_bytes for s in self.engines.values() if s.agent.chunk_bytes), 0)
 
     def missing_for_ready(self) -> list[str]:
-        """What keeps the first whole path from existing, in words; empty when requests can be served."""
+        """What keeps the first whole path from existing, in words; empty when requests can be served.
+
+        Once it existed, P and any decode engine are enough: RLD serves while the far site is dark.
+        """
+        missing = self._missing()
+        if not missing:
+            self._was_whole = True
+        elif self._was_whole and self._any_ready("prefill") and self._any_ready("relay"):
+            return []
+        return missing
+
+    def _any_ready(self, role: Role) -> bool:
+        return any(view.healthy and view.kv_ready for view in self.views(role))
+
+    def _missing(self) -> list[str]:
         missing: list[str] = []
         roles: tuple[tuple[Role, str], ...] = (("prefill", "prefill"), ("main", "main decode"))
         for role, words in roles:
-            states = [self.engines[engine.id] for engine in self._config.engines_of(role)]
-            if any(state.view.healthy and state.view.kv_ready for state in states):
+            states = [self.engines[engine.id] for engine in self._in_service if engine.role == role]
+            if self._any_ready(role):
                 continue
             if not states:
                 missing.append(f"no {words} engine is configured")

@@ -3,29 +3,32 @@
 import asyncio
 import logging
 import signal
+from pathlib import Path
 
 import uvloop
 from aiohttp import web
 
 from pdd.config.schema import PddConfig
 from pdd.router.app import RouterApp
+from pdd.router.reload import follow_config
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted; with fewer, the kernel resets those of a thousand clients at once."""
+"""Connections that may wait to be accepted; with fewer, the kernel resets some of a thousand at once."""
 
 
-def run_router(config: PddConfig) -> int:
+def run_router(config: PddConfig, *, path: Path | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain; the exit status.
 
-    Open requests may still end within ``router.drain_timeout_s``.
+    Open requests may still end within ``router.drain_timeout_s``. Engines that come or go in the file at
+    ``path`` come or go in the router.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, path))
 
 
-async def _serve(config: PddConfig) -> int:
+async def _serve(config: PddConfig, path: Path | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
@@ -46,7 +49,10 @@ async def _serve(config: PddConfig) -> int:
         await runner.cleanup()
         return 1
     log.info("serving http://%s:%d/v1", config.router.host, config.router.port)
+    follower = asyncio.create_task(follow_config(path, router.fleet.apply)) if path else None
     await stop.wait()
+    if follower is not None:
+        follower.cancel()
     log.info("draining for at most %g s", config.router.drain_timeout_s)
     await runner.cleanup()
     return 0

@@ -45,6 +45,12 @@ class RouterMetrics:
             ["role"],
             registry=r,
         )
+        self.outliers = Counter(
+            "pdd_outliers_total",
+            "Answers whose WAN transfer was held, by how they went on",
+            ["result"],
+            registry=r,
+        )
         self.handoffs = Counter("pdd_handoff_total", "Handoffs from RLD to MD by mode", ["mode"], registry=r)
         self.handoff_rounds = Histogram(
             "pdd_handoff_rounds", "Catch-up rounds of a handoff", buckets=(1, 2, 3, 4, 8), registry=r
@@ -91,6 +97,32 @@ class RouterMetrics:
         )
         self.continuations = Counter(
             "pdd_continuations_total", "Answers continued elsewhere after a failure", registry=r
+        )
+        self.pauses = Counter(
+            "pdd_pauses_total", "Answers that had to wait because no engine was left", registry=r
+        )
+        self.queued = Gauge("pdd_requests_queued", "Requests that wait for their turn", registry=r)
+        self.refused = Counter(
+            "pdd_requests_refused_total", "Requests that were not let in, by why", ["reason"], registry=r
+        )
+        self.breaker_open = Gauge(
+            "pdd_engine_breaker_open", "1 if the engine failed too often lately", ["engine"], registry=r
+        )
+        self.auto_mode = Gauge(
+            "pdd_handoff_auto_mode",
+            "What automatic mode says: 1 catch-up, 0 one-shot",
+            ["engine"],
+            registry=r,
+        )
+        self.auto_switches = Counter(
+            "pdd_handoff_auto_switches_total", "Changes of automatic mode", ["engine", "mode"], registry=r
+        )
+        self.hit_error = Histogram(
+            "pdd_prefix_hit_error_chunks",
+            "Chunks MD lacked beyond or below what was believed, without sign",
+            ["engine"],
+            buckets=(0, 1, 2, 4, 16, 64, 256, 1024),
+            registry=r,
         )
         self.errors = Counter("pdd_errors_total", "Error answers by HTTP status", ["status"], registry=r)
         self.engine_up = Gauge(

@@ -35,6 +35,7 @@ class Record:
     handoff_s: float | None = None
     finished_s: float | None = None
     eager_tokens: int = 0
+    outlier: bool = False
     handoff_mode: str | None = None
     handoff_rounds: int = 0
     stall_s: float | None = None

@@ -12,7 +12,7 @@ from math import inf
 
 from pdd.policy.affinity import CacheCandidate, place_near_cache
 from pdd.policy.handoff import HandoffParams, Mode, catch_up_ends, decide_handoff
-from pdd.policy.outlier import decide_outlier
+from pdd.policy.outlier import OutlierInput, decide_outlier
 from pdd.policy.pipeline import PipelineInput, decide_pipeline
 from pdd.policy.relay_threshold import RelayThresholdParams, relay_threshold_s
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
@@ -338,11 +338,15 @@ class FleetRun:
     def _is_outlier(self, relay: int, num_bytes: float) -> bool:
         if not self.policy.hold_outliers or self.line is None:
             return False
-        return decide_outlier(
-            output_bound_tokens=self.policy.outlier_output_tokens,
-            relay_tokens_per_s=1 / self.relays[relay].step_s,
+        facts = OutlierInput(
+            relayed=True,
             predicted_wan_s=num_bytes / self.line.share_bytes_per_s + self.line.queue_s(),
-        ).hold
+            max_tokens=int(self.policy.outlier_output_tokens),
+            history_tokens=None,
+            relay_itl_s=self.relays[relay].step_s,
+            margin_ratio=1.0,
+        )
+        return decide_outlier(facts).is_outlier
 
     def _prefilled(self, request: int) -> None:
         kernel, outcome = self.kernel, self.outcome

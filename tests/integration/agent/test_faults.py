@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.integration.agent.conftest import Fleet
 from tests.kit.agent_fleet import RunningAgent, wait_for
+from tests.kit.agent_load import PrefillLoad, check_no_growth, num_descriptors, num_threads
 from tests.kit.engine_side import FakeEngine
 from tests.kit.meddler import Meddler
-from tests.kit.soak import PrefillLoad, check_no_growth, num_descriptors, num_threads
 
 SCALE = int(os.environ.get("PDD_SOAK_SCALE", "1"))
 """``make soak`` multiplies the counts by this."""

@@ -453,14 +453,14 @@ async def test_ready_only_when_a_whole_path_exists() -> None:
     async with running_bed() as bed:
         async with bed.client.get(f"{bed.url}/ready") as answer:
             assert answer.status == 200
-        await bed.md0.stop()
-        bed.router.fleet.engines["md0"].suspect()
+        await bed.p0.stop()
+        bed.router.fleet.engines["p0"].suspect()
         async with bed.client.get(f"{bed.url}/ready") as answer:
             assert answer.status == 503
-            assert "md0" in (await answer.json())["missing"][0]
+            assert "p0" in (await answer.json())["missing"][0]
         async with bed.client.get(f"{bed.url}/health") as answer:
             assert answer.status == 200
-        await bed.md0.start()
+        await bed.p0.start()
         await bed.until(lambda: not bed.router.fleet.missing_for_ready())
 
 
@@ -481,3 +481,49 @@ async def test_a_pair_that_does_not_fit_is_no_path_and_is_named() -> None:
             assert (await answer.json())["missing"] == ["p0 and md0: hash: a != b"]
         await agent.say("link", peer="md0", state="up", reason=None)
         await bed.until(lambda: not bed.router.fleet.missing_for_ready())
+
+
+async def test_a_client_may_ask_for_a_shorter_deadline() -> None:
+    async with running_bed() as bed:
+        bed.p0.prefill_s = 5
+        answer = await bed.post(
+            "/v1/completions", prompt="slow", max_tokens=5, headers={"X-Request-Timeout": "0.2"}
+        )
+        assert answer.status == 504
+        assert (await answer.json())["error"]["type"] == "TimeoutError"
+        await bed.until_free()
+        bed.p0.prefill_s = 0
+        for wrong in ("soon", "0", "-1", "inf", "nan"):
+            answer = await bed.post(
+                "/v1/completions", prompt="x", max_tokens=5, headers={"X-Request-Timeout": wrong}
+            )
+            assert answer.status == 400, wrong
+
+
+async def test_beyond_the_queue_is_429_with_retry_after_and_urgent_requests_go_first() -> None:
+    async with running_bed(router={"max_concurrent_requests": 1, "queue_size": 2}) as bed:
+        bed.p0.prefill_s = 0.3
+
+        async def ask(name: str, **fields: Any) -> int:
+            answer = await bed.post("/v1/completions", prompt=name, max_tokens=3, **fields)
+            if answer.status == 429:
+                assert int(answer.headers["Retry-After"]) >= 1
+                assert (await answer.json())["error"]["type"] == "RateLimitError"
+            else:
+                order.append(name)
+            return answer.status
+
+        order: list[str] = []
+        tasks = [asyncio.create_task(ask("first"))]
+        await bed.until(lambda: bool(bed.p0.running))
+        for name, priority in (("later", 5), ("late", 4), ("urgent", 0)):
+            tasks.append(asyncio.create_task(ask(name, priority=priority)))
+            await bed.until(
+                lambda: (
+                    bed.router.metrics.queued.collect()[0].samples[0].value >= len(tasks) - 1
+                    or len(tasks) > 3
+                )
+            )
+        assert await asyncio.gather(*tasks) == [200, 429, 200, 200]
+        assert order == ["first", "urgent", "late"]
+        await bed.until_free()

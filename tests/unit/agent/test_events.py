@@ -44,3 +44,7 @@ async def test_silence_is_filled_with_pings() -> None:
         async for event in log.follow(0, ping_s=0.001):
             assert event == {"event": "ping", "seq": 0}
             break
+
+
+def test_each_life_of_an_agent_has_a_name_of_its_own() -> None:
+    assert EventLog().boot != EventLog().boot

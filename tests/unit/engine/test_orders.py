@@ -12,6 +12,20 @@ def test_an_order_is_read() -> None:
     assert parse_order(params) == TransferOrder(transfer="t1", targets=["rld0", "md0"], prompt_tokens=500)
 
 
+def test_an_order_may_hold_back_and_rank_its_transfer() -> None:
+    pdd = {
+        "transfer": "t1",
+        "targets": ["md0"],
+        "prompt_tokens": 5,
+        "hold": True,
+        "priority": -1,
+        "unmasked": True,
+    }
+    order = parse_order({"pdd": pdd})
+    assert order is not None
+    assert (order.hold, order.priority, order.unmasked) == (True, -1, True)
+
+
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": True}, [], "pdd"])
 def test_requests_without_an_order_have_none(params: Any) -> None:
     assert parse_order(params) is None
@@ -33,6 +47,9 @@ def test_requests_without_an_order_have_none(params: Any) -> None:
         {"transfer": "t", "targets": ["a"], "prompt_tokens": -1},
         {"transfer": "t", "targets": ["a"], "prompt_tokens": "many"},
         {"transfer": "t", "targets": ["a"] * 65, "prompt_tokens": 1},
+        {"transfer": "t", "targets": ["a"], "prompt_tokens": 1, "hold": "a"},
+        {"transfer": "t", "targets": ["a"], "prompt_tokens": 1, "priority": {"a": -1}},
+        {"transfer": "t", "targets": ["a"], "prompt_tokens": 1, "priority": -101},
     ],
 )
 def test_malformed_orders_are_named(order: Any) -> None:

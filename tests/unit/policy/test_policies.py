@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.policy.admission import decide_admission
+from pdd.policy.admission import EntryInput, decide_admission, decide_entry
 from pdd.policy.handoff import HandoffParams, Mode, catch_up_ends, decide_handoff
+from pdd.policy.outlier import OutlierInput, decide_outlier
 from pdd.policy.pipeline import PipelineInput, decide_pipeline, predicted_wan_s
 from pdd.policy.placement import place
 from pdd.policy.relayable import decide_relayable
@@ -70,6 +71,45 @@ def test_pipeline(changes: dict[str, Any], pipeline: str, reason: str) -> None:
 def test_wan_time_is_the_formula_of_the_page() -> None:
     delta = DeltaView(missing_chunks=1000, chunk_bytes=46_000)
     assert predicted_wan_s(LINK, delta) == pytest.approx(1.87)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "hold"),
+    [
+        ({}, "shorter_than_wan", 20),
+        ({"max_tokens": 100}, "longer_than_wan", 0),
+        ({"max_tokens": 100, "history_tokens": 15}, "shorter_than_wan", 15),
+        ({"history_tokens": 500}, "shorter_than_wan", 20),
+        ({"predicted_wan_s": 0.07}, "longer_than_wan", 0),
+        ({"predicted_wan_s": float("inf")}, "no_wan", 0),
+        ({"relayed": False}, "no_relay", 0),
+        ({"margin_ratio": 0.0}, "off", 0),
+    ],
+)
+def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
+    values: dict[str, Any] = {
+        "relayed": True,
+        "predicted_wan_s": 1.87,
+        "max_tokens": 20,
+        "history_tokens": None,
+        "relay_itl_s": 0.03,
+        "margin_ratio": 0.8,
+    }
+    decision = decide_outlier(OutlierInput(**{**values, **changes}))
+    assert (decision.reason, decision.hold_tokens) == (reason, hold)
+    assert decision.is_outlier == (reason == "shorter_than_wan")
+
+
+def test_outlier_is_the_formula_of_the_page() -> None:
+    facts = OutlierInput(
+        relayed=True,
+        predicted_wan_s=1.87,
+        max_tokens=20,
+        history_tokens=None,
+        relay_itl_s=0.03,
+        margin_ratio=0.8,
+    )
+    assert decide_outlier(facts).predicted_decode_s == pytest.approx(0.57)
 
 
 PARAMS = HandoffParams(
@@ -173,3 +213,29 @@ def test_admission(prefills: int, relays: int, mains: int, reason: str) -> None:
     decision = decide_admission(prefills=prefills, relays=relays, mains=mains)
     assert decision.reason == reason
     assert decision.admitted == (reason == "ok")
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "reason", "retry_after_s"),
+    [
+        ({}, "enter", "room", 1),
+        ({"running": 100}, "wait", "full", 1),
+        ({"running": 100, "queued": 50}, "refuse", "queue_full", 5),
+        ({"running": 100, "queued": 50, "worst_priority": 0}, "refuse", "queue_full", 5),
+        ({"running": 100, "queued": 50, "worst_priority": 1}, "displace", "more_urgent", 5),
+        ({"running": 99, "queued": 3}, "wait", "full", 1),
+        ({"running": 100, "queued": 50, "service_time_s": 1000.0}, "refuse", "queue_full", 60),
+    ],
+)
+def test_entry(changes: dict[str, Any], action: str, reason: str, retry_after_s: int) -> None:
+    values: dict[str, Any] = {
+        "running": 0,
+        "queued": 0,
+        "priority": 0,
+        "worst_priority": None,
+        "service_time_s": 8.0,
+        "max_concurrent": 100,
+        "queue_size": 50,
+    }
+    decision = decide_entry(EntryInput(**{**values, **changes}))
+    assert (decision.action, decision.reason, decision.retry_after_s) == (action, reason, retry_after_s)

@@ -3,7 +3,6 @@
 import pytest
 
 from pdd.policy.affinity import CacheCandidate, place_near_cache
-from pdd.policy.outlier import decide_outlier
 from pdd.policy.relay_threshold import RelayThresholdParams, relay_threshold_s
 from pdd.policy.wan_order import TransferView, WanOrderParams, transfer_rank_s
 
@@ -50,8 +49,3 @@ def test_the_threshold_stretches_with_the_relays_load() -> None:
     assert (
         relay_threshold_s(second_token_slo_s=0.5, relay_load_ratio=1.0, params=RelayThresholdParams()) == 0.5
     )
-
-
-def test_an_outlier_ends_before_it_lands() -> None:
-    assert decide_outlier(output_bound_tokens=300, relay_tokens_per_s=40, predicted_wan_s=9.0).hold
-    assert not decide_outlier(output_bound_tokens=300, relay_tokens_per_s=40, predicted_wan_s=7.0).hold

@@ -13,16 +13,20 @@ from pdd.router.request.events import (
     DeadlinePassed,
     Effect,
     Emit,
+    EnginesNow,
     Event,
     Fail,
     Failure,
     HandoffChosen,
     Landed,
     LegFailed,
+    Pause,
+    PauseOver,
     Plan,
     Planned,
     Prefilled,
     ReleaseTransfer,
+    ResumeTransfer,
     RoundDone,
     StartDecode,
     StartPrefill,
@@ -32,6 +36,7 @@ from pdd.router.request.events import (
     Token,
     Tokens,
     TransferFailed,
+    TransferStalled,
 )
 from pdd.router.request.machine import MAX_ATTEMPTS, Phase, RequestMachine
 
@@ -251,9 +256,93 @@ def test_another_prefill_engine_is_tried_and_decode_engines_never_prefill_instea
     effects = machine.step(LegFailed(leg=prefill.leg, failure=LOST))
     (again,) = only(effects, StartPrefill)
     assert again.engine == "p1"  # type: ignore[union-attr]
+    machine.step(EnginesNow(prefills=(), relays=("rld0",), mains=("md0",)))
     effects = machine.step(LegFailed(leg=again.leg, failure=LOST))  # type: ignore[union-attr]
     assert effects[-1] == Fail(failure=LOST)
     assert only(effects, StartDecode) == []
+
+
+def test_a_held_transfer_goes_when_the_answer_outgrows_its_bound() -> None:
+    machine, relay = relaying(plan(hold_tokens=3, max_tokens=100))
+    assert only(machine.step(tokens_of(relay.leg, 1, 2)), ResumeTransfer) == []
+    effects = machine.step(tokens_of(relay.leg, 3))
+    assert ResumeTransfer(attempt=1, peer="md0") in effects
+    assert only(machine.step(tokens_of(relay.leg, 4)), ResumeTransfer) == []
+
+
+def test_a_held_transfer_goes_when_the_relay_is_lost() -> None:
+    machine, relay = relaying(plan(hold_tokens=100))
+    effects = machine.step(LegFailed(leg=relay.leg, failure=LOST))
+    assert effects == [ResumeTransfer(attempt=1, peer="md0")]
+    machine, prefill = begun(plan(hold_tokens=100))
+    assert prefill.held == ("md0",)
+    machine.step(TransferFailed(attempt=1, peer="rld0", reason="peer_down"))
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    assert effects[-1] == ResumeTransfer(attempt=1, peer="md0")
+
+
+def test_a_held_transfer_ends_with_the_answer() -> None:
+    machine, relay = relaying(plan(hold_tokens=100))
+    effects = machine.step(tokens_of(relay.leg, 1, finish="stop"))
+    assert CancelTransfer(attempt=1, peer="md0") in effects
+    assert only(effects, ResumeTransfer) == []
+
+
+def test_without_a_relay_nothing_is_held() -> None:
+    _, prefill = begun(plan(hold_tokens=100, relays=()))
+    assert prefill.held == ()
+
+
+def test_another_relay_takes_over_from_one_that_is_lost_before_the_handoff() -> None:
+    machine, relay = relaying(plan(relays=("rld0", "rld1")))
+    effects = machine.step(LegFailed(leg=relay.leg, failure=LOST))
+    (again,) = only(effects, StartPrefill)
+    assert again.targets == ("rld1", "md0")  # type: ignore[union-attr]
+
+
+def test_a_wan_that_stands_still_is_covered_by_a_relay() -> None:
+    machine, prefill = begun(plan(pipeline="p-md"))
+    machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    effects = machine.step(TransferStalled(attempt=1, peer="md0"))
+    (again,) = only(effects, StartPrefill)
+    assert again.targets == ("rld0", "md0")  # type: ignore[union-attr]
+
+
+def test_an_answer_that_has_begun_waits_for_an_engine_to_come_back() -> None:
+    machine, relay = relaying(plan(mains=()))
+    assert machine.step(LegFailed(leg=relay.leg, failure=LOST))[-1] == Pause()
+    machine.check_invariants()
+    assert machine.step(EnginesNow(prefills=("p0",), relays=(), mains=())) == [Pause()]
+    (again,) = machine.step(EnginesNow(prefills=("p0",), relays=(), mains=("md0",)))
+    assert again == StartPrefill(leg=3, attempt=2, engine="p0", position=1, targets=("md0",))
+
+
+def test_a_prefill_engine_that_is_back_is_tried_again_before_the_first_token() -> None:
+    machine, prefill = begun(plan())
+    assert machine.step(LegFailed(leg=prefill.leg, failure=LOST))[-1] == Pause()
+    (again,) = machine.step(EnginesNow(prefills=("p0",), relays=("rld0",), mains=("md0",)))
+    assert isinstance(again, StartPrefill)
+
+
+def test_an_answer_that_has_waited_long_enough_ends_with_what_went_wrong() -> None:
+    machine, relay = relaying(plan(mains=()))
+    machine.step(LegFailed(leg=relay.leg, failure=LOST))
+    assert machine.step(PauseOver())[-1] == Fail(failure=LOST)
+
+
+def test_only_attempts_without_a_token_count_towards_the_limit() -> None:
+    machine, relay = relaying(plan(max_tokens=100, mains=()))
+    now = EnginesNow(prefills=("p0",), relays=("rld0",), mains=())
+    leg = relay.leg
+    for attempt in range(2, 3 * MAX_ATTEMPTS):
+        assert machine.step(LegFailed(leg=leg, failure=LOST))[-1] == Pause()
+        (prefill,) = only(machine.step(now), StartPrefill)
+        machine.step(Landed(attempt=machine.attempt, peer="rld0"))
+        leg_of_p = prefill.leg  # type: ignore[union-attr]
+        effects = machine.step(Prefilled(leg=leg_of_p, token=Token(id=attempt), finish="length"))
+        (decode,) = only(effects, StartDecode)
+        leg = decode.leg  # type: ignore[union-attr]
+    assert machine.outcome is None
 
 
 # ---- every order of events
@@ -286,7 +375,7 @@ class World:
             case StartPrefill():
                 self.open_legs[effect.leg] = effect
                 for peer in effect.targets:
-                    self.transfers[effect.attempt, peer] = "open"
+                    self.transfers[effect.attempt, peer] = "held" if peer in effect.held else "open"
                 assert effect.position == len(self.given)
             case StartDecode():
                 self.open_legs[effect.leg] = effect
@@ -296,8 +385,11 @@ class World:
                 assert effect.position <= len(self.machine.tokens)
             case StopLeg():
                 del self.open_legs[effect.leg]
+            case ResumeTransfer():
+                assert self.transfers[effect.attempt, effect.peer] == "held"
+                self.transfers[effect.attempt, effect.peer] = "open"
             case CancelTransfer():
-                assert self.transfers[effect.attempt, effect.peer] == "open"
+                assert self.transfers[effect.attempt, effect.peer] in ("open", "held")
                 self.transfers[effect.attempt, effect.peer] = "cancelling"
             case ReleaseTransfer():
                 assert self.transfers[effect.attempt, effect.peer] in ("landed", "landed late")
@@ -305,6 +397,8 @@ class World:
             case Emit():
                 assert effect.position == len(self.given)
                 self.given.extend(token.id for token in effect.tokens)
+            case Pause():
+                assert not self.open_legs
             case Complete() | Fail():
                 self.ends.append(effect)
             case ChooseHandoff():
@@ -313,6 +407,8 @@ class World:
     def possible(self) -> list[str]:
         """What may happen next."""
         names = [f"leg {leg}" for leg in self.open_legs]
+        if self.machine.phase is Phase.PAUSED:
+            names.append("pause")
         names += [
             f"transfer {a} {p}" for (a, p), state in self.transfers.items() if state in ("open", "cancelling")
         ]
@@ -334,6 +430,8 @@ def plans(draw: st.DrawFn) -> Plan:
         mains=mains,
         max_tokens=draw(st.integers(1, 12)),
         whole_on_main=whole,
+        relays_allowed=bool(relays),
+        hold_tokens=draw(st.sampled_from([0, 0, 1, 4])),
     )
 
 
@@ -369,6 +467,15 @@ def answer_transfer(draw: st.DrawFn, world: World, key: tuple[int, str]) -> Even
     return Landed(attempt=key[0], peer=key[1])
 
 
+def engines(draw: st.DrawFn) -> EnginesNow:
+    """What may be left of two engines of each role."""
+
+    def some(name: str) -> tuple[str, ...]:
+        return tuple(draw(st.sampled_from([(), (f"{name}0",), (f"{name}1",), (f"{name}1", f"{name}0")])))
+
+    return EnginesNow(prefills=some("p"), relays=some("rld"), mains=some("md"))
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.data(), plans())
 def test_every_order_of_events_ends_once_with_each_token_once(data: st.DataObject, the_plan: Plan) -> None:
@@ -380,14 +487,20 @@ def test_every_order_of_events_ends_once_with_each_token_once(data: st.DataObjec
             break
         names = world.possible()
         assert names, "an open request waits for something that will happen"
-        name = draw(st.sampled_from([*names, *names, "client", "deadline", "stop", "handoff"]))
+        name = draw(st.sampled_from([*names, *names, "client", "deadline", "stop", "engines", "stalled"]))
         match name.split():
             case ["leg", leg]:
                 world.feed(answer_leg(draw, world, int(leg)))
             case ["transfer", attempt, peer]:
                 world.feed(answer_transfer(draw, world, (int(attempt), peer)))
-            case ["handoff"]:
-                pass
+            case ["pause"]:
+                world.feed(PauseOver() if draw(st.integers(0, 9)) == 0 else engines(draw))
+            case ["engines"]:
+                world.feed(engines(draw))
+            case ["stalled"]:
+                peer = world.machine.main
+                if peer is not None:
+                    world.feed(TransferStalled(attempt=world.machine.attempt, peer=peer))
             case [other] if draw(st.integers(0, 30)) == 0:
                 rare = {"client": ClientGone(), "deadline": DeadlinePassed(), "stop": StopMatched()}
                 world.feed(rare[other])
@@ -404,10 +517,10 @@ def settle(world: World) -> None:
     """After the end nothing is left: no leg, and every lease of a late landing is released."""
     if world.machine.outcome is None:
         world.feed(ClientGone())
-    assert world.machine.attempt <= MAX_ATTEMPTS + 1
+    assert world.machine.attempt <= (MAX_ATTEMPTS + 1) * (len(world.given) + 1)
     for key, state in list(world.transfers.items()):
         if state == "cancelling":
             world.transfers[key] = "landed late"
             world.feed(Landed(attempt=key[0], peer=key[1]))
     assert not world.open_legs
-    assert not {"landed", "landed late", "open"} & set(world.transfers.values())
+    assert not {"landed", "landed late", "open", "held"} & set(world.transfers.values())

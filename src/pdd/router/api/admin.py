@@ -75,6 +75,9 @@ class AdminHandler:
             for peer, link in state.agent.links.items():
                 is_incompatible = link.get("state") == "incompatible"
                 metrics.incompatible.labels(src=engine, dst=peer).set(is_incompatible)
+            metrics.breaker_open.labels(engine=engine).set(view.tripped)
+            if state.config.role == "relay":
+                metrics.auto_mode.labels(engine=engine).set(state.auto_handoff == "catch-up")
             metrics.belief_keys.labels(engine=engine).set(len(state.belief))
         return web.Response(
             body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -90,3 +93,7 @@ class AdminHandler:
     async def records(self, _request: web.Request) -> web.Response:
         """``GET /pdd/requests``: the latest, oldest first."""
         return web.json_response({"requests": [record.as_json() for record in self._records.all()]})
+
+    async def decisions(self, request: web.Request) -> web.Response:
+        """``GET /pdd/decisions``: the latest, oldest first; of one request with ``?request=ID``."""
+        return web.json_response({"decisions": self._services.decisions.of(request.query.get("request"))})

@@ -92,5 +92,6 @@ def status_and_body(error: PddError) -> tuple[int, dict[str, Any]]:
 def error_response(error: PddError) -> web.Response:
     """The error as an HTTP answer; overload and missing engines say when to come back."""
     status, body = status_and_body(error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    retry_after_s = getattr(error, "retry_after_s", None) or RETRY_AFTER_S
+    headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else {}
     return web.json_response(body, status=status, headers=headers)

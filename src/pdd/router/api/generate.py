@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from pdd.core.errors import NoEndpointError, PddError, TransportError
+from pdd.core.errors import DeadlineError, NoEndpointError, PddError, TransportError
 from pdd.policy.placement import place
 from pdd.policy.relayable import RelayDecision, decide_relayable
 from pdd.router.api.body import (
@@ -30,7 +30,7 @@ from pdd.router.detokenize import TextOptions
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.driver import Piece, RequestDriver, Services, Sink
 from pdd.router.request.job import Job, Rendered, read_rendered
-from pdd.router.request.planning import Planning, block_hasher, choose_prefill, make_plan, prompt_keys
+from pdd.router.request.planning import Planner, Planning, block_hasher, choose_prefill, prompt_keys
 from pdd.router.sse import frame
 
 _encode = msgspec.json.encode
@@ -38,6 +38,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED_S = web.RequestKey("arrived_s", float)
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""
+TIMEOUT_HEADER = "X-Request-Timeout"
+"""Seconds from its arrival after which the client does not want the answer any more."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _TRANSFER_ID_CHARS = 40
 
@@ -61,16 +63,42 @@ class GenerateHandler:
         self._records = records
         self._config = services.config
         self._hasher = block_hasher(services.config)
+        self._planner = Planner(config=services.config, fleet=services.fleet, decisions=services.decisions)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         values = parse_json(await _read(request, self._config.router.max_body_bytes))
-        return await self._serve(request, "chat", values, read_chat(values))
+        return await self._admit(request, "chat", values, read_chat(values))
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/completions``."""
         values = parse_json(await _read(request, self._config.router.max_body_bytes))
-        return await self._serve(request, "completion", values, read_completion(values))
+        return await self._admit(request, "completion", values, read_completion(values))
+
+    async def _admit(
+        self, request: web.Request, api: Api, values: dict[str, Any], body: Body
+    ) -> web.StreamResponse:
+        deadline_s = request[ARRIVED_S] + self._timeout_s(request)
+        door = self._services.door
+        async with door.entered(request[REQUEST_ID], priority=_priority(body), deadline_s=deadline_s):
+            return await self._serve(request, api, values, body)
+
+    def _timeout_s(self, request: web.Request) -> float:
+        """The request's deadline after its arrival: the router's own, or less if the client says so.
+
+        Raises:
+            BadRequestError: If the client's is no positive number of seconds.
+        """
+        limit_s = self._config.router.request_timeout_s
+        if (given := request.headers.get(TIMEOUT_HEADER)) is None:
+            return limit_s
+        try:
+            asked_s = float(given)
+        except ValueError:
+            asked_s = -1.0
+        if not 0 < asked_s < float("inf"):
+            raise BadRequestError(f"{TIMEOUT_HEADER} must be a positive number of seconds, got {given!r}")
+        return min(limit_s, asked_s)
 
     async def _serve(
         self, request: web.Request, api: Api, values: dict[str, Any], body: Body
@@ -80,7 +108,11 @@ class GenerateHandler:
             request[REQUEST_ID] = body.request_id
         request_id = request[REQUEST_ID]
         self._check_model(body)
-        rendered = await self._render(request, api, values)
+        try:
+            async with asyncio.timeout_at(arrived_s + self._timeout_s(request)):
+                rendered = await self._render(request, api, values)
+        except TimeoutError:
+            raise DeadlineError("the request did not finish in time (it was rendering)") from None
         runs = self._plan_runs(request, body, rendered, arrived_s)
         shape = Shape(
             api=api,
@@ -131,8 +163,8 @@ class GenerateHandler:
             for copy in range(body.n or 1):
                 index = len(runs)
                 max_tokens = max(1, rendered.max_tokens)
-                planning = make_plan(
-                    self._config, self._services.fleet, keys, max_tokens=max_tokens, relayable=relayable
+                planning = self._planner.plan(
+                    request[REQUEST_ID], keys, max_tokens=max_tokens, relayable=relayable
                 )
                 max_tokens = self._check_length(body, rendered, planning, max_tokens)
                 record = self._record(request[REQUEST_ID], index, rendered, planning, arrived_s)
@@ -195,6 +227,7 @@ class GenerateHandler:
             relay=plan.relays[0] if plan.relays and decision.pipeline == "p-rld-md" else None,
             main=plan.mains[0] if plan.mains else None,
             prompt_tokens=len(rendered.token_ids),
+            outlier=planning.outlier.is_outlier,
             predicted_wan_s=decision.predicted_wan_s if decision.predicted_wan_s != float("inf") else None,
         )
         self._records.add(record)
@@ -218,6 +251,7 @@ class GenerateHandler:
                 skip_special_tokens=body.skip_special_tokens,
             ),
             max_tokens=max_tokens,
+            timeout_s=self._timeout_s(request),
             headers={name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers},
         )
 
@@ -351,6 +385,11 @@ async def _run_all(runs: Sequence[tuple[Run, Sink]]) -> None:
                 group.create_task(run.driver.run(sink))
     except* PddError as errors:
         raise errors.exceptions[0] from None
+
+
+def _priority(body: Body) -> int:
+    """As vLLM's: lower is more urgent; what is no number is refused by the engine that renders."""
+    return body.priority if isinstance(body.priority, int) else 0
 
 
 def _asked_tokens(body: Body) -> int | None:

@@ -18,6 +18,9 @@ class Accounting:
         self._metrics = metrics
         self._last_token_s: float | None = None
         self._joined_s: float | None = None
+        self._relay_gap_s = 0.0
+        self._relay_tokens = 0
+        self._last_role = ""
         self._main_first_cached: int | None = None
         self._main_prompt_tokens = 0
         self._role = ""
@@ -51,10 +54,19 @@ class Accounting:
             gap_s = now_s - self._last_token_s
             if record.max_itl_s is None or gap_s > record.max_itl_s:
                 record.max_itl_s = gap_s
+            if role == "relay" and self._last_role == role:
+                self._relay_gap_s += gap_s
+                self._relay_tokens += count
             if role == "main" and self._joined_s is not None:
                 record.stall_s = now_s - self._joined_s
                 self._joined_s = None
         self._last_token_s = now_s
+        self._last_role = role
+
+    @property
+    def relay_itl_s(self) -> float | None:
+        """RLD's mean time for one token of this answer, if it made some."""
+        return self._relay_gap_s / self._relay_tokens if self._relay_tokens else None
 
     def _count_lot(self) -> None:
         if self._uncounted:
@@ -103,6 +115,9 @@ class Accounting:
         ):
             if value is not None:
                 histogram.labels(path=path).observe(value)
+        if record.outlier:
+            ended = "relay" if machine.outcome == "complete" else "ended"
+            metrics.outliers.labels(result="resumed" if machine.was_resumed else ended).inc()
         if record.handoff_mode is not None:
             self._count_handoff(record.handoff_mode)
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,8 +18,10 @@ from tokenizers import Tokenizer
 
 from pdd.config.schema import PddConfig
 from pdd.core.errors import DeadlineError, EngineError, NoEndpointError, PddError
-from pdd.policy.handoff import HandoffParams, decide_handoff
+from pdd.policy.handoff import HandoffDecision, HandoffParams
+from pdd.router.decisions import DecisionLog
 from pdd.router.detokenize import Detokenizer
+from pdd.router.door import Door
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
 from pdd.router.http_client import Gate
@@ -32,13 +35,17 @@ from pdd.router.request.events import (
     DeadlinePassed,
     Effect,
     Emit,
+    EnginesNow,
     Event,
     Fail,
     Failure,
     HandoffChosen,
     LegFailed,
+    Pause,
+    PauseOver,
     Planned,
     ReleaseTransfer,
+    ResumeTransfer,
     StartDecode,
     StartPrefill,
     StartRound,
@@ -47,14 +54,18 @@ from pdd.router.request.events import (
     Token,
     Tokens,
     TransferFailed,
+    TransferStalled,
 )
 from pdd.router.request.job import Job, transfer_id
 from pdd.router.request.legs import Legs
 from pdd.router.request.machine import RequestMachine
-from pdd.router.request.planning import Planning
+from pdd.router.request.planning import Planning, engines_now
 from pdd.router.request.transfers import TransferLog
 
 log = logging.getLogger(__name__)
+
+PAUSE_POLL_S = 0.25
+"""How often a paused answer looks whether an engine is back; health checks come every second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,8 @@ class Services:
     tokenizer: Tokenizer
     metrics: RouterMetrics
     background: Callable[[Coroutine[Any, Any, None]], None]
+    door: Door
+    decisions: DecisionLog
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +138,8 @@ class RequestDriver:
         self._num_tokens = 0
         self._failure: Failure | None = None
         self._decoded_by: str | None = None
+        self._paused_s: float | None = None
+        self._expected: dict[str, ExitStack] = {}
         self._deadline_s = 0.0
         self._sink: Sink
         self._text_only = False
@@ -140,6 +155,7 @@ class RequestDriver:
             release=partial(_release, services, job.transfer_prefix),
             is_wan=services.fleet.is_wan,
             now_s=partial(_since, self._loop, arrived_s),
+            believed_missing=planning.believed_missing,
         )
         self._legs = Legs(
             job=job,
@@ -159,7 +175,7 @@ class RequestDriver:
         """
         self._sink = sink
         self._text_only = sink.text_only and not self._job.text.stop
-        timeout_s = self._services.config.router.request_timeout_s - self._now_s()
+        timeout_s = self._job.timeout_s - self._now_s()
         self._deadline_s = self._loop.time() + timeout_s
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
         self._services.metrics.in_flight.inc()
@@ -214,6 +230,8 @@ class RequestDriver:
     async def _turn(self, event: Event | None) -> None:
         if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
             self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
+        if isinstance(event, LegFailed | TransferFailed | TransferStalled):
+            self._perform(self.machine.step(self._engines_now()))
         if event is not None:
             self._perform(self.machine.step(event))
         if not self._hand_out() or event is None:
@@ -248,6 +266,7 @@ class RequestDriver:
                 self._start_prefill(effect)
             case StartDecode():
                 self._decoded_by = effect.engine
+                self._expected.pop(effect.engine, ExitStack()).close()
                 self._accounting.on_decode(effect, self.machine, self._now_s())
                 self._legs.start_decode(effect, self._sent(effect.position))
             case StartRound():
@@ -256,8 +275,14 @@ class RequestDriver:
                 self._legs.stop(effect.leg)
             case CancelTransfer():
                 self._cancel(effect.attempt, effect.peer)
+            case ResumeTransfer():
+                agent = self._services.fleet.engines[self._prefills[effect.attempt]].agent
+                transfer = self._job.transfer_id(effect.attempt)
+                self._services.background(agent.resume(transfer, [effect.peer]))
             case ReleaseTransfer():
                 _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
+            case Pause():
+                self._pause()
             case Fail():
                 self._failure = effect.failure
             case _:
@@ -270,6 +295,7 @@ class RequestDriver:
     def _start_prefill(self, effect: StartPrefill) -> None:
         self._prefills[effect.attempt] = effect.engine
         self._targets[effect.attempt] = effect.targets
+        self._expect(effect.targets)
         if effect.attempt > 1:
             self._services.metrics.continuations.inc()
             log.warning(
@@ -291,10 +317,24 @@ class RequestDriver:
             whole_on_main=self.machine.plan.whole_on_main and bool(effect.targets),
         )
 
+    def _expect(self, engines: tuple[str, ...]) -> None:
+        """These engines will be asked once the KV is there: others are placed with that in mind."""
+        self._expect_none()
+        for engine in engines:
+            self._expected[engine] = stack = ExitStack()
+            stack.enter_context(self._services.fleet.engines[engine].expected())
+
+    def _expect_none(self) -> None:
+        for stack in self._expected.values():
+            stack.close()
+        self._expected.clear()
+
     def _choose_handoff(self, effect: ChooseHandoff) -> Sequence[Effect]:
         policy, router = self._services.config.policy, self._services.config.router
         relay = self._services.fleet.engines[effect.relay]
-        decision = decide_handoff(
+        decision: HandoffDecision = self._services.decisions.decide(
+            "handoff",
+            request=self.record.id,
             gap_tokens=effect.gap_tokens,
             relay_load_ratio=relay.view.load_ratio,
             previous=relay.auto_handoff,
@@ -307,6 +347,8 @@ class RequestDriver:
                 idle_ratio=policy.idle_ratio,
             ),
         )
+        if decision.auto_mode != relay.auto_handoff:
+            self._services.metrics.auto_switches.labels(engine=effect.relay, mode=decision.auto_mode).inc()
         relay.auto_handoff = decision.auto_mode
         log.info("request %s: handoff %s (%s)", self._job.request_id, decision.mode, decision.reason)
         return self.machine.step(
@@ -314,6 +356,22 @@ class RequestDriver:
                 mode=decision.mode, stop_gap_tokens=decision.stop_gap_tokens, max_rounds=decision.max_rounds
             )
         )
+
+    def _engines_now(self) -> EnginesNow:
+        job = self._job
+        return engines_now(self._services.fleet, tokens=len(job.rendered.token_ids) + job.max_tokens)
+
+    def _pause(self) -> None:
+        now_s = self._now_s()
+        if self._paused_s is None:
+            self._paused_s = now_s
+            self._services.metrics.pauses.inc()
+            log.warning("request %s: no engine is left, waiting for one", self._job.request_id)
+        over = now_s - self._paused_s >= self._services.config.router.recovery_timeout_s
+        self._timers.append(self._loop.call_later(0 if over else PAUSE_POLL_S, self._look_again, over))
+
+    def _look_again(self, over: bool) -> None:
+        self._inbox.put_nowait(PauseOver() if over else self._engines_now())
 
     def _cancel(self, attempt: int, peer: str) -> None:
         agent = self._services.fleet.engines[self._prefills[attempt]].agent
@@ -337,6 +395,7 @@ class RequestDriver:
         else:
             stop = None
         self._num_tokens += len(tokens)
+        self._paused_s = None
         self._accounting.on_tokens(now_s, len(tokens), role)
         self._pieces.append(
             Piece(
@@ -391,6 +450,7 @@ class RequestDriver:
         for timer in self._timers:
             timer.cancel()
         self._transfers.close()
+        self._expect_none()
         self._services.metrics.in_flight.dec()
         self._learn_caches()
         self._accounting.on_end(
@@ -416,6 +476,10 @@ class RequestDriver:
         for (_, peer), state in self.machine.transfers.items():
             if state == "released":
                 engines[peer].belief.add(prompt.keys)
+        if self.machine.outcome == "complete":
+            self._services.fleet.history.note(self._job.rendered.tenant, self._num_tokens)
+        if self.record.relay is not None and (itl_s := self._accounting.relay_itl_s) is not None:
+            engines[self.record.relay].note_itl(itl_s)
         if self.machine.outcome == "complete" and self._decoded_by is not None:
             # The last token was sampled, but its KV was never computed.
             engines[self._decoded_by].belief.add(prompt.with_reply(self.machine.tokens[:-1]))

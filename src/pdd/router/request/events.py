@@ -45,8 +45,10 @@ class Plan:
         pipeline: The pipeline of the first attempt.
         prefills: P engines, best first.
         relays: RLD engines, best first; empty if the request must not be relayed.
+        relays_allowed: Whether engines found later may relay; false if the request must not be relayed.
         mains: MD engines, best first.
         max_tokens: Most tokens of the answer.
+        hold_tokens: The WAN transfer is held until RLD has made so many tokens; 0 if it is not held.
         whole_on_main: Every token must come from one engine: P's token is dropped.
     """
 
@@ -56,6 +58,8 @@ class Plan:
     mains: tuple[str, ...]
     max_tokens: int
     whole_on_main: bool = False
+    relays_allowed: bool = True
+    hold_tokens: int = 0
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +104,28 @@ class TransferFailed:
     attempt: int
     peer: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferStalled:
+    """The attempt's KV does not move towards the peer now; it may yet land, or fail."""
+
+    attempt: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesNow:
+    """Which engines can be used at this moment, best first; replaces the plan's lists."""
+
+    prefills: tuple[str, ...]
+    relays: tuple[str, ...]
+    mains: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseOver:
+    """The answer has waited long enough for an engine to come back."""
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +181,9 @@ Event = (
     | Prefilled
     | Landed
     | TransferFailed
+    | TransferStalled
+    | EnginesNow
+    | PauseOver
     | Tokens
     | RoundDone
     | LegFailed
@@ -169,13 +198,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPrefill:
-    """Ask P for one token after the first ``position`` tokens of the answer, pushing KV to ``targets``."""
+    """Ask P for one token after the first ``position`` tokens of the answer, pushing KV to ``targets``.
+
+    Those in ``held`` get it only after ``ResumeTransfer``.
+    """
 
     leg: int
     attempt: int
     engine: str
     position: int
     targets: tuple[str, ...]
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +247,14 @@ class CancelTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTransfer:
+    """Tell P's agent to send what was held for the peer."""
+
+    attempt: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseTransfer:
     """Tell the peer's agent that the lease of what landed may end."""
 
@@ -227,6 +268,11 @@ class ChooseHandoff:
 
     relay: str
     gap_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """No engine is left: say in a moment which there are (``EnginesNow``), or in the end ``PauseOver``."""
 
 
 class Emit(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,8 +305,10 @@ Effect = (
     | StartRound
     | StopLeg
     | CancelTransfer
+    | ResumeTransfer
     | ReleaseTransfer
     | ChooseHandoff
+    | Pause
     | Emit
     | Complete
     | Fail

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdd.policy.outlier import LAST_PRIORITY
 from pdd.router.detokenize import TextOptions
 
 VLLM_DEFAULT_MAX_TOKENS = 16
@@ -36,6 +37,11 @@ class Rendered:
     def max_tokens(self) -> int:
         """Most tokens of the answer."""
         return int(self.sampling_params.get("max_tokens", VLLM_DEFAULT_MAX_TOKENS))
+
+    @property
+    def tenant(self) -> str:
+        """Whose prompt it is, as far as the caches are told apart."""
+        return str(self.carried.get("cache_salt") or "")
 
     @property
     def multimodal(self) -> bool:
@@ -72,6 +78,7 @@ class Job:
         rendered: The prompt and its parameters.
         text: The client's wishes about the text.
         max_tokens: Most tokens of the answer, within every engine's limit.
+        timeout_s: Deadline, from the arrival of the request.
     """
 
     request_id: str
@@ -79,6 +86,7 @@ class Job:
     rendered: Rendered
     text: TextOptions
     max_tokens: int
+    timeout_s: float = 600.0
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def transfer_id(self, attempt: int) -> str:
@@ -101,6 +109,7 @@ class Job:
         transfer: str | None,
         targets: tuple[str, ...],
         whole_on_main: bool,
+        held: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         """P's request: one token after ``sent``, and the order to push the prompt's KV to ``targets``."""
         params = self._params(len(sent), max_tokens=1)
@@ -117,6 +126,8 @@ class Job:
                     "transfer": transfer,
                     "targets": list(targets),
                     "prompt_tokens": len(self.rendered.token_ids) + len(sent),
+                    "unmasked": len(targets) == 1,
+                    **({"hold": True, "priority": LAST_PRIORITY} if held else {}),
                 }
             }
         return body

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 from pdd.core.errors import ConnectError, EngineError, PddError, TransportError
@@ -90,6 +91,7 @@ class Legs:
             transfer=self._job.transfer_id(effect.attempt),
             targets=effect.targets,
             whole_on_main=whole_on_main,
+            held=effect.held,
         )
         self._start(effect.leg, effect.engine, lambda state: self._prefill(effect.leg, state, body))
 
@@ -118,7 +120,17 @@ class Legs:
 
     def _start(self, leg: int, engine: str, work: Work) -> None:
         state = self._fleet.engines[engine]
+
+        def on_down() -> None:
+            message = f"{state.config.id} does not answer its health check"
+            self._post(LegFailed(leg=leg, failure=Failure(kind="engine_lost", message=message, status=502)))
+            task.cancel()
+
+        # From this moment on, not from when the task runs: others are placed in between.
+        occupied = ExitStack()
+        occupied.enter_context(state.occupied(on_down))
         task = asyncio.create_task(self._run(leg, state, work), name=self._job.hop_id(leg))
+        task.add_done_callback(lambda _: occupied.close())
         self._tasks[leg] = task
         task.add_done_callback(lambda done: self._report_bug(leg, done))
 
@@ -134,23 +146,18 @@ class Legs:
     async def _run(
         self, leg: int, state: EngineState, work: Callable[[EngineState], Coroutine[Any, Any, None]]
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def on_down() -> None:
-            message = f"{state.config.id} does not answer its health check"
-            self._post(LegFailed(leg=leg, failure=Failure(kind="engine_lost", message=message, status=502)))
-            task.cancel()
-
-        with state.occupied(on_down):
-            try:
-                await work(state)
-            except PddError as error:
-                if isinstance(error, ConnectError):
-                    state.suspect()
-                self._post(LegFailed(leg=leg, failure=failure_of(error)))
-            finally:
-                self._tasks.pop(leg, None)
+        try:
+            await work(state)
+            state.note_success()
+        except PddError as error:
+            if isinstance(error, ConnectError):
+                state.suspect()
+            failure = failure_of(error)
+            if failure.retryable:
+                state.note_failure()
+            self._post(LegFailed(leg=leg, failure=failure))
+        finally:
+            self._tasks.pop(leg, None)
 
     async def _prefill(self, leg: int, state: EngineState, body: dict[str, Any]) -> None:
         chunk = await state.client.generate(body, self._job.engine_headers(leg))

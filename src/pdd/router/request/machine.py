@@ -4,10 +4,12 @@ It owns which engine may speak to the client, at which token position, and what 
 It knows no clock, socket or engine API; the driver does what the effects say and feeds back what happens.
 
 Every failure has the same answer: the token IDs sent so far are enough to continue anywhere, so the
-pipeline begins again after them, with the engines that are left.
+pipeline begins again after them, with the engines that can be used at that moment. When none is left, an
+answer that has begun pauses until one is back.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import ClassVar, Literal
 
@@ -21,16 +23,20 @@ from pdd.router.request.events import (
     DeadlinePassed,
     Effect,
     Emit,
+    EnginesNow,
     Event,
     Fail,
     Failure,
     HandoffChosen,
     Landed,
     LegFailed,
+    Pause,
+    PauseOver,
     Plan,
     Planned,
     Prefilled,
     ReleaseTransfer,
+    ResumeTransfer,
     RoundDone,
     StartDecode,
     StartPrefill,
@@ -40,10 +46,11 @@ from pdd.router.request.events import (
     Token,
     Tokens,
     TransferFailed,
+    TransferStalled,
 )
 
 MAX_ATTEMPTS = 6
-"""Bound on runs of the pipeline for one request: more would only hide that nothing works."""
+"""Bound on runs of the pipeline without a new token: more would only hide that nothing works."""
 
 TransferState = Literal["open", "landed", "failed", "cancelled", "released"]
 Outcome = Literal["complete", "error", "cancelled"]
@@ -60,6 +67,7 @@ class Phase(StrEnum):
     CATCHING_UP = "catching up"
     JOINING = "joining"
     DECODING = "decoding"
+    PAUSED = "paused"
     DONE = "done"
 
     __hash__ = str.__hash__  # the enum's own is Python code, and the table is asked for every token
@@ -96,6 +104,10 @@ class RequestMachine:
         self._failed: set[str] = set()
         self._unreachable: set[str] = set()
         self._prefilled_once = False
+        self._is_held = False
+        self.was_resumed = False
+        self._fruitless_attempts = 0
+        self._last_failure = Failure(kind="no_engine_left", message="no engine is left", status=503)
 
     # ---- the interface
 
@@ -149,7 +161,10 @@ class RequestMachine:
             "an outcome exists exactly when done": (self.outcome is None) == live,
             "no leg outlives the request": live or not self.legs,
             "no transfer outlives the request": live or not held,
-            "something is awaited": not live or self.phase is Phase.RENDERING or self._awaits_something(),
+            "something is awaited": not live
+            or self.phase in (Phase.RENDERING, Phase.PAUSED)
+            or self._awaits_something(),
+            "nothing runs while paused": self.phase is not Phase.PAUSED or not (self.legs or held),
             "a speaker is an open leg": self._speaker is None or self._speaker in self.legs,
             "a round is an open leg": self._round is None or self._round in self.legs,
             "rounds run only while catching up": (self._round is not None)
@@ -173,6 +188,7 @@ class RequestMachine:
     def _begin_attempt(self, *, relayed: bool) -> None:
         """Run the pipeline from the first token that is not yet sent."""
         self.attempt += 1
+        self._fruitless_attempts += 1
         position = len(self.tokens)
         self._base_position = position
         self._prefill = self._first(self.plan.prefills)
@@ -191,12 +207,18 @@ class RequestMachine:
             return
         for peer in targets:
             self.transfers[self.attempt, peer] = "open"
+        self._is_held = bool(self.plan.hold_tokens and self._relay and self._main)
         leg = self._open_leg(self._prefill)
         self._speaker = leg
         self.phase = Phase.PREFILLING
         self._effects.append(
             StartPrefill(
-                leg=leg, attempt=self.attempt, engine=self._prefill, position=position, targets=targets
+                leg=leg,
+                attempt=self.attempt,
+                engine=self._prefill,
+                position=position,
+                targets=targets,
+                held=(self._main,) if self._is_held and self._main else (),
             )
         )
 
@@ -232,6 +254,7 @@ class RequestMachine:
             self.phase = Phase.WAITING_RELAY
         elif main == "open":
             self.phase = Phase.WAITING_MAIN
+            self._resume_main()
         else:
             self._recover(Failure(kind="transfer_failed", message="the prompt's KV reached no decode engine"))
 
@@ -268,6 +291,14 @@ class RequestMachine:
         if event.attempt == self.attempt and self.phase in (Phase.WAITING_RELAY, Phase.WAITING_MAIN):
             self._continue_after_prefill()
 
+    def _transfer_stalled(self, event: TransferStalled) -> None:
+        """Nobody speaks and the WAN stands still: a relay covers the time, if there is one."""
+        if (event.attempt, event.peer) != (self.attempt, self._main) or self._transfer(self._main) != "open":
+            return
+        message = f"the KV for {event.peer} does not move"
+        if self._first(self.plan.relays, reachable=True) is not None:
+            self._recover(Failure(kind="transfer_stalled", message=message))
+
     def _settle(self, attempt: int, peer: str) -> None:
         """End what the attempt's transfer to the peer still holds."""
         key = (attempt, peer)
@@ -300,6 +331,15 @@ class RequestMachine:
         before = len(self.tokens)
         self._accept(event.tokens, "relay", event.finish, event.stop_reason)
         self.eager_tokens += len(self.tokens) - before
+        if self.phase is not Phase.DONE and self.eager_tokens >= self.plan.hold_tokens:
+            self._resume_main()
+
+    def _resume_main(self) -> None:
+        """MD is needed after all."""
+        if self._is_held and self._main is not None:
+            self._is_held = False
+            self.was_resumed = True
+            self._effects.append(ResumeTransfer(attempt=self.attempt, peer=self._main))
 
     def _handoff_chosen(self, event: HandoffChosen) -> None:
         if self._main is None or self._transfer(self._main) != "landed":
@@ -373,8 +413,13 @@ class RequestMachine:
             # MD is lost before it said a word: RLD simply goes on to the end.
             self._settle(self.attempt, engine)
             self.phase = Phase.RELAYING
-        elif self.phase is Phase.RELAYING and self._transfer(self._main) == "open":
+        elif (
+            self.phase is Phase.RELAYING
+            and self._transfer(self._main) == "open"
+            and self._first(self.plan.relays, reachable=True) is None
+        ):
             self.phase = Phase.WAITING_MAIN
+            self._resume_main()
         elif self.phase in (Phase.RELAYING, Phase.CATCHING_UP) and self._transfer(self._main) == "landed":
             if self._main in self._failed:
                 self._recover(event.failure)
@@ -388,21 +433,17 @@ class RequestMachine:
         self._stop_legs()
         self._settle_all()
         self._chosen = None
+        self._last_failure = failure
         if self.plan.whole_on_main and self.tokens:
-            self._fail(
-                Failure(
-                    kind="not_resumable",
-                    message=f"{failure.message}; this answer cannot be continued exactly by another engine",
-                    status=502,
-                )
-            )
-        elif self.attempt >= MAX_ATTEMPTS:
+            message = f"{failure.message}; this answer cannot be continued exactly by another engine"
+            self._fail(Failure(kind="not_resumable", message=message, status=502))
+        elif self._fruitless_attempts >= MAX_ATTEMPTS:
             self._fail(failure)
         elif self._first(self.plan.prefills) is None and not self._prefilled_once:
             # Decode engines are not asked to prefill instead: that would only spread the overload.
-            self._fail(failure)
+            self._pause(may_wait=failure.kind == "engine_lost" and bool(self.plan.prefills))
         elif self._first(self.plan.relays) is None and self._first(self.plan.mains) is None:
-            self._fail(failure)
+            self._pause()
         elif self._first(self.plan.prefills) is None:
             self._decode_directly()
         else:
@@ -414,14 +455,39 @@ class RequestMachine:
         A relay comes first: it is near P and most likely holds the prompt already.
         """
         self.attempt += 1
+        self._fruitless_attempts += 1
         relay, main = self._first(self.plan.relays), self._first(self.plan.mains)
         self._relay, self._main = None, None
         engine = relay or main
-        if engine is None or self.attempt > MAX_ATTEMPTS:
-            self._fail(Failure(kind="no_engine_left", message="no engine is left to continue", status=503))
+        if engine is None:
+            self._pause()
             return
         self.phase = Phase.JOINING
         self._start_decode(engine, "relay" if relay else "main", landed=False)
+
+    def _pause(self, *, may_wait: bool = False) -> None:
+        """An answer that has begun waits for an engine to come back; one that has not ends with an error.
+
+        Args:
+            may_wait: Wait in any case: an engine that was lost to this request seems to be back.
+        """
+        if not self.tokens and not may_wait:
+            self._fail(self._last_failure)
+            return
+        self.phase = Phase.PAUSED
+        self._effects.append(Pause())
+
+    def _engines_now(self, event: EnginesNow) -> None:
+        relays = event.relays if self.plan.relays_allowed else ()
+        self._plan = replace(self.plan, prefills=event.prefills, relays=relays, mains=event.mains)
+        if self.phase is Phase.PAUSED:
+            # What failed before may be another process by now; the bound on attempts without a token holds.
+            self._failed.clear()
+            self._unreachable.clear()
+            self._recover(self._last_failure)
+
+    def _pause_over(self, _event: PauseOver) -> None:
+        self._fail(self._last_failure)
 
     def _start_decode(self, engine: str, role: Literal["relay", "main"], *, landed: bool) -> None:
         leg = self._open_leg(engine)
@@ -455,6 +521,8 @@ class RequestMachine:
                 )
             )
         self.tokens.extend(token.id for token in taken)
+        if taken:
+            self._fruitless_attempts = 0
         if finish is None:
             return False
         self._end("complete")
@@ -519,6 +587,9 @@ class RequestMachine:
         ((Phase.JOINING, Phase.DECODING), Tokens, _main_tokens),
         ((Phase.RELAYING,), HandoffChosen, _handoff_chosen),
         ((Phase.CATCHING_UP,), RoundDone, _round_done),
+        ((Phase.WAITING_MAIN,), TransferStalled, _transfer_stalled),
+        (STARTED, EnginesNow, _engines_now),
+        ((Phase.PAUSED,), PauseOver, _pause_over),
         (STARTED, LegFailed, _leg_failed),
         (STARTED, StopMatched, _stop_matched),
         ((Phase.RENDERING, *STARTED), ClientGone, _client_gone),

@@ -3,12 +3,12 @@
 It outlives the request a little: a cancelled transfer's final byte count comes after the answer's end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pdd.router.agents import AgentEvent
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
-from pdd.router.request.events import Event, Landed, TransferFailed
+from pdd.router.request.events import Event, Landed, TransferFailed, TransferStalled
 
 
 class TransferLog:
@@ -21,6 +21,7 @@ class TransferLog:
         release: Ends the lease of what lands after that: attempt and peer.
         is_wan: Whether the path from a prefill engine to a peer leaves the site.
         now_s: Seconds since the request arrived.
+        believed_missing: Chunks of the prompt that a peer was believed to lack when the request was planned.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class TransferLog:
         release: Callable[[int, str], None],
         is_wan: Callable[[str, str], bool],
         now_s: Callable[[], float],
+        believed_missing: Mapping[str, int],
     ) -> None:
+        self._believed_missing = believed_missing
         self._post: Callable[[Event], None] | None = post
         self._release = release
         self.landed_tokens: dict[str, int] = {}
@@ -62,6 +65,8 @@ class TransferLog:
         wan = self._is_wan(prefill, peer)
         if wan:
             self._count_bytes(attempt, prefill, peer, event)
+        if kind == "stalled" and (attempt, peer) not in self._ended:
+            self._say(TransferStalled(attempt=attempt, peer=peer))
         if kind not in ("landed", "failed") or (attempt, peer) in self._ended:
             return
         self._ended.add((attempt, peer))
@@ -81,6 +86,9 @@ class TransferLog:
             self._record.prefill_overlap_ratio = event.get("prefill_overlap_ratio")
             self._metrics.wan_transfer_s.observe(float(event.get("elapsed_s", 0.0)))
             saved_chunks = int(event.get("chunks", 0)) - int(event.get("chunks_sent", 0))
+            if attempt == 1 and peer in self._believed_missing:
+                error = abs(self._believed_missing[peer] - int(event.get("chunks_sent", 0)))
+                self._metrics.hit_error.labels(engine=peer).observe(error)
             chunk_tokens = self.landed_tokens[peer] // max(1, int(event.get("chunks", 1)))
             self._metrics.delta_saved_tokens.inc(max(0, saved_chunks) * chunk_tokens)
         else:

@@ -1,0 +1,255 @@
+"""Engines that come, go, fail and return: readiness, breakers, reloads, start order, keys."""
+
+import asyncio
+import itertools
+import random
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.bed import Bed, bed_config, running_bed
+
+from pdd.config.schema import PddConfig
+from pdd.router.reload import follow_config
+
+TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
+TWO_OF_ALL = {**TWO_PREFILLS, "rld1": ("relay", "a"), "md1": ("main", "c")}
+
+
+async def ready(bed: Bed) -> bool:
+    """What a probe of ``/ready`` says."""
+    async with bed.client.get(f"{bed.url}/ready") as answer:
+        return answer.status == 200
+
+
+async def until_ready(bed: Bed) -> None:
+    """Wait as a probe does."""
+    async with asyncio.timeout(20):
+        while not await ready(bed):  # noqa: ASYNC110 - a probe polls
+            await asyncio.sleep(0.02)
+
+
+# ---- readiness
+
+
+async def test_ready_does_not_flip_while_the_far_site_is_dark_and_the_relay_can_serve() -> None:
+    async with running_bed() as bed:
+        assert await ready(bed)
+        await bed.md0.stop()
+        await bed.agents["md0"].stop()
+        await bed.until(lambda: not bed.router.fleet.engines["md0"].healthy, timeout_s=10)
+        assert await ready(bed)
+        body = await bed.chat("the far site is dark", max_tokens=20)
+        assert body["choices"][0]["message"]["content"] == bed.reference("the far site is dark", 20)
+        await bed.rld0.stop()
+        await bed.until(lambda: not bed.router.fleet.engines["rld0"].healthy, timeout_s=10)
+        assert not await ready(bed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_any_start_order_converges(seed: int) -> None:
+    async with running_bed() as bed:
+        fakes = [*bed.engines.values(), *bed.agents.values()]
+        for fake in fakes:
+            await fake.stop()
+        await bed.until(lambda: bool(bed.router.fleet.missing_for_ready()), timeout_s=10)
+        random.Random(seed).shuffle(fakes)
+        for fake in fakes:
+            await fake.start()
+            await asyncio.sleep(0.05)
+        await until_ready(bed)
+        await bed.chat("after all", max_tokens=10)
+
+
+async def test_health_is_200_and_ready_503_until_the_last_part_is_there() -> None:
+    async with running_bed(wait_ready=False) as bed:
+        await bed.p0.stop()
+        async with bed.client.get(f"{bed.url}/health") as answer:
+            assert answer.status == 200
+        fleet = bed.router.fleet
+        await bed.until(lambda: fleet.engines["md0"].view.healthy and fleet.engines["md0"].view.kv_ready)
+        assert not await ready(bed)
+        await bed.p0.start()
+        await until_ready(bed)
+
+
+async def test_engines_that_want_a_key_get_it_everywhere() -> None:
+    async with running_bed(api_key="secret-of-the-engines") as bed:
+        await until_ready(bed)
+        body = await bed.chat("with a key", max_tokens=20)
+        assert body["choices"][0]["message"]["content"] == bed.reference("with a key", 20)
+        assert bed.p0.num_refused == bed.rld0.num_refused == bed.md0.num_refused == 0
+
+
+# ---- engines that fail
+
+
+async def test_an_engine_that_keeps_failing_is_asked_last_and_tried_again_later() -> None:
+    router = {"breaker_failures": 2, "breaker_open_s": 0.5}
+    async with running_bed(roles=TWO_PREFILLS, router=router) as bed:
+        bed.p0.reply_status = 500
+        for n in range(2):
+            await bed.chat(f"question {n}", max_tokens=3)
+        asked = len(bed.p0.seen)
+        await bed.chat("asked elsewhere", max_tokens=3)
+        assert len(bed.p0.seen) == asked
+        bed.p0.reply_status = None
+        await bed.until(lambda: not bed.router.fleet.engines["p0"].view.tripped)
+        await bed.chat("a trial", max_tokens=3)
+        assert len(bed.p0.seen) == asked + 1
+        assert not bed.router.fleet.engines["p0"].view.tripped
+
+
+async def test_the_only_engine_is_asked_even_if_its_breaker_is_open() -> None:
+    async with running_bed(router={"breaker_failures": 1, "breaker_open_s": 100}) as bed:
+        bed.p0.reply_status = 500
+        answer = await bed.post("/v1/completions", prompt="fails", max_tokens=3)
+        assert answer.status == 500
+        bed.p0.reply_status = None
+        await bed.chat("works again", max_tokens=3)
+
+
+# ---- engines that come and go
+
+
+def write(path: Path, config: PddConfig, ids: list[str]) -> None:
+    """The configuration with these engines, replaced at once."""
+    lines = ["[model]", 'path = "unused"', 'name = "fake"', "[kv]", "block_size_tokens = 32"]
+    for engine in config.engines:
+        if engine.id in ids:
+            lines += [
+                "[[engines]]",
+                f'id = "{engine.id}"',
+                f'role = "{engine.role}"',
+                f'site = "{engine.site}"',
+            ]
+            lines += [f"port = {engine.port}", "data_port = 1", f"control_port = {engine.control_port}"]
+            lines += ["max_num_seqs = 8"]
+    new = path.with_suffix(".new")
+    new.write_text("\n".join(lines))
+    new.rename(path)
+
+
+async def test_engines_come_and_go_with_the_file_and_no_request_is_lost(tmp_path: Path) -> None:
+    async with running_bed(roles=TWO_OF_ALL) as bed:
+        for engine in bed.engines.values():
+            engine.itl_s = 0.004
+        whole = bed_config(bed, TWO_OF_ALL, {})
+        path = tmp_path / "pdd.toml"
+        write(path, whole, list(TWO_OF_ALL))
+        fleet = bed.router.fleet
+        follower = asyncio.create_task(follow_config(path, fleet.apply, poll_s=0.02))
+        stop = asyncio.Event()
+
+        async def client(number: int) -> int:
+            for turn in itertools.count():
+                if stop.is_set():
+                    return turn
+                content = f"client {number} turn {turn}"
+                body = await bed.chat(content, max_tokens=30)
+                assert body["choices"][0]["message"]["content"] == bed.reference(content, 30)
+            return 0
+
+        async with asyncio.TaskGroup() as clients:
+            tasks = [clients.create_task(client(n)) for n in range(4)]
+            for ids in (["p1", "rld1", "md1"], list(TWO_OF_ALL), ["p0", "rld0", "md0"], list(TWO_OF_ALL)):
+                write(path, whole, ids)
+
+                def is_applied(wanted: list[str] = ids) -> bool:
+                    views = [v for role in ("prefill", "relay", "main") for v in fleet.views(role)]  # type: ignore[arg-type]
+                    return {v.id for v in views if v.healthy and v.kv_ready} == set(wanted)
+
+                await bed.until(is_applied, timeout_s=10)
+                gone = [bed.engines[e] for e in TWO_OF_ALL if e not in ids]
+                await bed.until(lambda gone=gone: not any(e.running for e in gone), timeout_s=10)  # type: ignore[misc]
+                seen = [len(engine.seen) for engine in gone]
+                await asyncio.sleep(0.2)
+                assert [len(engine.seen) for engine in gone] == seen
+            stop.set()
+        assert all(task.result() > 0 for task in tasks)
+        follower.cancel()
+        await bed.until_free()
+
+
+async def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
+    async with running_bed() as bed:
+        path = tmp_path / "pdd.toml"
+        path.write_text("[model]")
+        applied: list[Any] = []
+        follower = asyncio.create_task(follow_config(path, applied.append, poll_s=0.01))
+        await asyncio.sleep(0.05)
+        for text in ("[model", "[model]\npath = 1", ""):
+            path.write_text(text)
+            await asyncio.sleep(0.05)
+        path.unlink()
+        await asyncio.sleep(0.05)
+        assert applied == []
+        assert not follower.done()
+        follower.cancel()
+        await bed.chat("still here", max_tokens=3)
+
+
+# ---- agents
+
+
+async def test_an_agent_that_restarts_and_has_said_more_than_before_is_recognised() -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        agent = bed.agents["p0"]
+        agent.hold("md0")
+        bed.rld0.itl_s = 0.02
+        task = asyncio.create_task(bed.chat("the agent restarts", max_tokens=60))
+        await bed.until(lambda: bool(bed.rld0.running))
+        await agent.stop(forget=True)
+        for _ in range(50):
+            await agent.say("link", peer="md0", state="up")
+        await agent.start()
+        body = await task
+        assert body["choices"][0]["message"]["content"] == bed.reference("the agent restarts", 60)
+        record = await bed.record(body["id"])
+        assert record["eager_tokens"] == 59
+
+
+async def test_a_cancel_reaches_an_agent_that_was_away_for_a_moment() -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        agent = bed.agents["p0"]
+        agent.hold("md0")
+        bed.rld0.itl_s = 0.02
+        task = asyncio.create_task(bed.chat("cancelled while nobody listens", max_tokens=20))
+        await bed.until(lambda: bool(bed.rld0.running))
+        await agent.stop()
+        await task
+        await asyncio.sleep(0.2)
+        await agent.start()
+        await bed.until_free(timeout_s=5)
+        assert [peer for _, peer in agent.cancelled] == ["md0"]
+
+
+# ---- automatic handoff mode
+
+
+async def test_automatic_mode_follows_the_relays_load_both_ways_without_flapping() -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 14)
+        relay = bed.router.fleet.engines["rld0"]
+        modes: list[str] = []
+        with ExitStack() as others:
+            load: list[ExitStack] = []
+
+            async def at(others_running: int) -> None:
+                while len(load) < others_running:
+                    load.append(others.enter_context(ExitStack()))
+                    load[-1].enter_context(relay.occupied(lambda: None))
+                while len(load) > others_running:
+                    load.pop().close()
+                body = await bed.chat(f"load {others_running} question {len(modes)}", max_tokens=60)
+                modes.append((await bed.record(body["id"]))["handoff_mode"])
+
+            # With the request itself: up to 8 of 8, to and fro between the two ratios, and down again.
+            for others_running in (0, 2, 4, 5, 7, 5, 4, 5, 4, 3, 2, 0, 3, 4, 3):
+                await at(others_running)
+        up = ["catch-up"] * 3 + ["one-shot"] * 7
+        assert modes == [*up, *["catch-up"] * 5]
+        page = bed.router.metrics.text().decode()
+        for mode in ("one-shot", "catch-up"):
+            assert f'pdd_handoff_auto_switches_total{{engine="rld0",mode="{mode}"}} 1.0' in page
