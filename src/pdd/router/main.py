@@ -13,7 +13,7 @@ from pdd.router.app import RouterApp
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted; with fewer, the kernel resets those of a thousand clients at once."""
+"""Connections that may wait to be accepted; with fewer, the kernel resets many of a thousand at once."""
 
 
 def run_router(config: PddConfig) -> int:
