@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pdd.cli.router_bench.run import Options, find_vllm_router, run_bench
 from pdd.launch.supervisor import Supervisor, run_supervised
+from pdd.link.bench import command as link_bench
+from pdd.sim.commands import add_bench as add_simulator_bench
 
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
@@ -19,6 +21,18 @@ def add_parser(commands: "Subparsers") -> None:
     bench = commands.add_parser("bench", help="measure PDD on this machine")
     benches = bench.add_subparsers(metavar="WHAT", required=True)
     _add_router(benches)
+    _add_link(benches)
+    add_simulator_bench(benches)
+
+
+def _add_link(benches: "Subparsers") -> None:
+    parser = benches.add_parser(
+        "link",
+        help="goodput, fairness and CPU time of the agents, beside plain TCP and NIXL",
+        description="Measure agents, plain TCP streams and NIXL over TCP on one emulated line in one run.",
+    )
+    link_bench.add_arguments(parser)
+    parser.set_defaults(run=link_bench.run)
 
 
 def _add_router(benches: "Subparsers") -> None:

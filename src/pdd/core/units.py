@@ -57,6 +57,21 @@ def parse_size_bytes(text: str) -> int:
     return round(_parse(text, _SIZE_UNITS_BYTES, what="size", example="512MiB"))
 
 
+def parse_ratio(text: str) -> float:
+    """A share as a ratio: ``0.01%`` or ``0.0001``.
+
+    Raises:
+        ValueError: If the text is neither, or not between 0 and 1.
+    """
+    number, is_percent = text.strip().removesuffix("%").strip(), text.strip().endswith("%")
+    if re.fullmatch(_NUMBER, number) is None:
+        raise ValueError(f"{text!r} is not a share: expected a number, as in '0.01%'")
+    ratio = float(number) / (100 if is_percent else 1)
+    if ratio > 1:
+        raise ValueError(f"{text!r} is more than all")
+    return ratio
+
+
 def format_bytes(num_bytes: float) -> str:
     """A size for people, decimal as network figures are: ``46.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):

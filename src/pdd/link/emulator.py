@@ -110,8 +110,16 @@ class LinkEmulator:
             ),
         )
 
-    def set_line(self, *, rate_bytes_per_s: float | None = None, delay_s: float | None = None) -> None:
-        """Bytes that enter the wire from now on meet the new rate and delay."""
+    def set_line(
+        self, *, rate_bytes_per_s: float | None = None, delay_s: float | None = None, **others: float
+    ) -> None:
+        """Bytes that enter the wire from now on meet the new rate and delay.
+
+        Raises:
+            ValueError: If there are ``others``: they are about packets, and there are none here.
+        """
+        if others:
+            raise ValueError(f"the relay cannot show {', '.join(sorted(others))}; the packet emulator can")
         for line in self._lines:
             line.rate_bytes_per_s = rate_bytes_per_s or line.rate_bytes_per_s
             line.delay_s = line.delay_s if delay_s is None else delay_s

@@ -80,13 +80,13 @@ def test_the_chunk_that_the_sampled_token_completes_does_not_count(fleet: Fleet)
     assert not md.agent.space or key_of(3) not in md.agent.space.store
 
 
-def test_a_prompt_below_one_chunk_lands_at_once_without_a_connection(fleet: Fleet) -> None:
+def test_a_prompt_below_one_chunk_lands_at_once_though_nobody_answers(fleet: Fleet) -> None:
     p, _md = fleet.agents()
     prefill = p.engine()
     prefill.begin("r", "t", ["md0"], 31)
     assert p.wait_event("landed", transfer="t")["chunks"] == 0
     prefill.finish("r")
-    assert p.agent.state()["peers"][0]["state"] == "idle"
+    assert p.agent.state()["peers"][0]["state"] != "up"
 
 
 def test_chunks_out_of_order_are_offered_in_order(fleet: Fleet) -> None:
@@ -195,3 +195,24 @@ def test_links_are_measured(fleet: Fleet) -> None:
     assert link["rate_bytes_per_s"] > 1e6
     wait_for(lambda: p.agent.state()["peers"][0]["rtt_s"], "a round trip")
     p.wait_event("link", peer="md0", state="up")
+
+
+def test_the_last_word_on_a_links_queue_is_that_it_is_empty(fleet: Fleet) -> None:
+    """The router predicts from what it was told last; a queue it never hears the end of counts for ever."""
+    p, md = fleet.agents(store_bytes=64 * 2**20)
+    prefill, main = p.engine(chunk_bytes=CHUNK), md.engine(chunk_bytes=CHUNK)
+    for turn in range(1, 9):
+        prefill.push(f"turn-{turn}", ["md0"], range(60 * turn))
+        p.wait_event("landed", transfer=f"turn-{turn}")
+        wait_for(lambda: p.agent.state()["peers"][0]["queued_bytes"] == 0, "the queue to drain")
+        wait_for(lambda: p.events("link")[-1]["queued_bytes"] == 0, "the event that says so")
+    main.check_load(range(480))
+
+
+def test_a_cancelled_queue_is_said_to_be_empty(fleet: Fleet) -> None:
+    p, md = fleet.agents(store_bytes=64 * 2**20)
+    prefill, _main = p.engine(chunk_bytes=CHUNK), md.engine(chunk_bytes=CHUNK)
+    prefill.push("t", ["md0"], range(400))
+    p.agent.space.outbound.cancel("t", None)  # type: ignore[union-attr]  # an engine is connected
+    p.wait_event("failed", transfer="t")
+    wait_for(lambda: not p.events("link") or p.events("link")[-1]["queued_bytes"] == 0, "an empty queue")

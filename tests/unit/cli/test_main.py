@@ -89,7 +89,11 @@ def test_print_shows_both_programs_with_their_environment(
         (["link", "--config", "{config}"], "has no [[links]]"),
         (["link"], "needs --config"),
         (["link", "set", "--rate", "1mbit"], "needs --control"),
-        (["link", "set", "--control", "127.0.0.1:1"], "needs --rate, --delay or both"),
+        (["link", "set", "--control", "127.0.0.1:1"], "needs --rate, --delay or another setting"),
+        (["link", "packets", "--rate", "1mbit"], "needs --rate and --delay"),
+        (["link", "packets", "--rate", "1mbit", "--delay", "1ms", "--jitter", "2ms"], "jitter"),
+        (["link", "enter", "a", "true"], "needs --control"),
+        (["link", "hold", "a"], "takes no 'a'"),
     ],
 )
 def test_what_a_person_has_to_fix_is_one_message_and_status_2(

@@ -7,6 +7,7 @@ from pdd.core.units import (
     format_duration_s,
     parse_duration_s,
     parse_rate_bytes_per_s,
+    parse_ratio,
     parse_size_bytes,
 )
 
@@ -39,6 +40,17 @@ def test_a_wrong_quantity_says_what_was_expected(text: str) -> None:
         ValueError, match=r"is not a rate: expected a number and one of bit, kbit, mbit, gbit"
     ):
         parse_rate_bytes_per_s(text)
+
+
+@pytest.mark.parametrize(("text", "ratio"), [("0.01%", 1e-4), ("0.0001", 1e-4), ("10 %", 0.1), ("0", 0.0)])
+def test_shares(text: str, ratio: float) -> None:
+    assert parse_ratio(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["", "some", "-1%", "101%", "1.5"])
+def test_a_wrong_share_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a share|is more than all"):
+        parse_ratio(text)
 
 
 def test_figures_for_people() -> None:

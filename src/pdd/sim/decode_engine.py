@@ -1,0 +1,237 @@
+"""A decode engine as a fluid: all its requests gain tokens at one common rate, between events.
+
+Owns admission by memory and by time per token, the common rate, and the order of endings. The rate follows
+the roofline (or a measured curve): ``1 / (base[batch] + per_context * context tokens)``.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from pdd.sim.kernel import COMPLETION, Kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTimes:
+    """What an engine's step costs and how much it holds.
+
+    Args:
+        base_s: Step time of a batch without context, by batch size, from 0.
+        per_context_s: Added per token of context in the batch.
+        capacity_tokens: KV tokens that fit.
+        max_step_s: A request is admitted only if the step stays within; inf for no bound.
+        extend_s, extend_per_context_s: Recomputing one token at the handoff: fixed part, and per token of
+            context.
+    """
+
+    base_s: Sequence[float]
+    per_context_s: float
+    capacity_tokens: float
+    max_step_s: float = inf
+    extend_s: float = 0.0
+    extend_per_context_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Admission:
+    """What a request brings when it starts; not frozen only because one is made per request in the hottest
+    path.
+
+    Args:
+        context_tokens: KV it holds.
+        tokens: Tokens it makes here.
+        extend_tokens: Of its context, what has to be recomputed here; the other requests wait meanwhile.
+        hold_s: Its place is taken so long before its first token (loading KV, a round trip).
+    """
+
+    context_tokens: float
+    tokens: float
+    extend_tokens: float = 0.0
+    hold_s: float = 0.0
+
+
+StartHook = Callable[[int], Admission | None]
+"""Called when a request gets its place; None: it has no need of one any more."""
+
+
+class DecodeEngine:
+    """One engine. ``join`` asks for a place; the start hook then says what the request brings at that
+    moment.
+    """
+
+    __slots__ = (
+        "_heap",
+        "_kernel",
+        "_max_batch",
+        "_on_done",
+        "_on_start",
+        "_since_s",
+        "_step_s",
+        "_times",
+        "_wake_s",
+        "context_tokens",
+        "joined",
+        "mark",
+        "num_running",
+        "reserved_tokens",
+        "waiting",
+    )
+
+    def __init__(
+        self, kernel: Kernel, times: DecodeTimes, *, on_start: StartHook, on_done: Callable[[int], None]
+    ) -> None:
+        self._kernel, self._times, self._on_start, self._on_done = kernel, times, on_start, on_done
+        self._max_batch = len(times.base_s) - 1
+        self.mark = 0.0  # tokens every running request has made since the start of time
+        self._since_s = 0.0
+        self._step_s = inf
+        self._heap: list[tuple[float, int]] = []
+        self.joined: dict[
+            int, tuple[float, float, float]
+        ] = {}  # request -> (mark at start, context, mark at end)
+        self.waiting: deque[tuple[int, float, float]] = deque()
+        self.num_running = 0
+        self.context_tokens = 0.0
+        self.reserved_tokens = 0.0
+        self._wake_s = inf
+
+    @property
+    def step_s(self) -> float:
+        """Time per token now, or of a lone request."""
+        return self._step_s if self.num_running else self._times.base_s[1]
+
+    @property
+    def max_batch(self) -> int:
+        """Most requests at once."""
+        return self._max_batch
+
+    def fits_ever(self, context_tokens: float, tokens: float) -> bool:
+        """Whether an empty engine could take the request."""
+        return context_tokens + tokens <= self._times.capacity_tokens
+
+    def has_room(self, context_tokens: float, tokens: float) -> bool:
+        """Whether a request would start at once."""
+        return not self.waiting and self._fits(context_tokens, tokens)
+
+    def _fits(self, context_tokens: float, tokens: float) -> bool:
+        times, running = self._times, self.num_running
+        if not running:
+            return self.reserved_tokens + context_tokens + tokens <= times.capacity_tokens
+        if (
+            running >= self._max_batch
+            or self.reserved_tokens + context_tokens + tokens > times.capacity_tokens
+        ):
+            return False
+        return (
+            times.base_s[running + 1] + times.per_context_s * (self.context_tokens + context_tokens)
+            <= times.max_step_s
+        )
+
+    def extend_time_s(self, tokens: float, context_tokens: float) -> float:
+        """Recomputing KV of ``tokens`` at the end of a context."""
+        times = self._times
+        return tokens * (times.extend_s + times.extend_per_context_s * context_tokens)
+
+    def join(self, request: int, context_tokens: float, tokens: float) -> None:
+        """Starts the request, or queues it in order of arrival."""
+        if not self.waiting and self._fits(context_tokens, tokens):
+            self._advance()
+            self._start(request)
+            self._reschedule()
+        else:
+            self.waiting.append((request, context_tokens, tokens))
+
+    def made_tokens(self, request: int) -> float:
+        """Tokens a running request has made so far."""
+        self._advance()
+        return max(0.0, self.mark - self.joined[request][0])
+
+    def remove(self, request: int) -> None:
+        """Takes a running request out; whoever waits may start."""
+        self._advance()
+        self._leave(request)
+        if self.waiting:
+            self._admit()
+        self._reschedule()
+
+    def _advance(self) -> None:
+        now = self._kernel.now_s
+        running = self.num_running
+        if running:
+            gained = (now - self._since_s) / self._step_s
+            self.mark += gained
+            self.context_tokens += running * gained
+        self._since_s = now
+
+    def _start(self, request: int) -> None:
+        asked = self._on_start(request)
+        if asked is None:
+            return
+        times, running, context = self._times, self.num_running, asked.context_tokens
+        if running and asked.extend_tokens:
+            # The others wait while the missing KV is recomputed in one mixed step.
+            lost = self.extend_time_s(asked.extend_tokens, context) / self._step_s
+            self.mark -= lost
+            self.context_tokens -= lost * running
+        running = self.num_running = running + 1
+        self.context_tokens += context
+        self.reserved_tokens += context + asked.tokens
+        self._step_s = step = times.base_s[running] + times.per_context_s * self.context_tokens
+        begin = self.mark + asked.hold_s / step
+        end = begin + asked.tokens
+        self.joined[request] = (begin, context, end)
+        heappush(self._heap, (end, request))
+
+    def _leave(self, request: int) -> None:
+        begin, context, end = self.joined.pop(request)
+        made = self.mark - begin
+        self.num_running -= 1
+        self.context_tokens -= context + made
+        self.reserved_tokens -= context + end - begin
+        if not self.num_running:
+            self.context_tokens = self.reserved_tokens = 0.0  # ends the drift of rounding
+
+    def _admit(self) -> None:
+        waiting = self.waiting
+        while waiting and self._fits(waiting[0][1], waiting[0][2]):
+            self._start(waiting.popleft()[0])
+
+    def _reschedule(self) -> None:
+        running = self.num_running
+        if not running:
+            return
+        step = self._step_s = self._times.base_s[running] + self._times.per_context_s * self.context_tokens
+        heap, joined = self._heap, self.joined
+        while True:
+            end, request = heap[0]
+            entry = joined.get(request)
+            if entry is not None and entry[2] == end:
+                break
+            heappop(heap)
+        ends_s = self._since_s + (end - self.mark) * step
+        # A wake-up that comes too early re-schedules itself, so only an earlier end needs a new event.
+        if ends_s < self._wake_s:
+            self._wake_s = ends_s
+            self._kernel.at(ends_s, COMPLETION, self._wake, ends_s)
+
+    def _wake(self, scheduled_s: float) -> None:
+        if scheduled_s != self._wake_s:
+            return
+        self._wake_s = inf
+        self._advance()
+        heap, joined = self._heap, self.joined
+        mark = self.mark + 1e-6
+        done = []
+        while heap and heap[0][0] <= mark:
+            end, request = heappop(heap)
+            entry = joined.get(request)
+            if entry is not None and entry[2] == end:
+                self._leave(request)
+                done.append(request)
+        if done and self.waiting:
+            self._admit()
+        self._reschedule()
+        for request in done:
+            self._on_done(request)

@@ -1,0 +1,74 @@
+"""The event loop: a heap in one total order.
+
+Owns time. Two events at one instant run by priority, then in the order they were scheduled, so a run is
+repeatable.
+
+Source:
+    SimPy's event order (time, priority, sequence).
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+COMPLETION, ARRIVAL, DEFERRED = 0, 1, 2
+"""Priorities: what ends at an instant frees room before what arrives at it takes some."""
+
+
+class Kernel:
+    """Runs callbacks in order of (time, priority, sequence)."""
+
+    __slots__ = ("_heap", "_sequence", "events", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
+        self._sequence = 0
+
+    def at(self, time_s: float, priority: int, action: Callable[[Any], None], argument: Any = None) -> None:
+        """Schedules ``action(argument)``; a time in the past is taken as now."""
+        self._sequence += 1
+        now = self.now_s
+        heappush(self._heap, (time_s if time_s > now else now, priority, self._sequence, action, argument))
+
+    def run(
+        self,
+        *,
+        until_s: float = inf,
+        arrivals: Sequence[float] = (),
+        on_arrival: Callable[[int], None] | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Runs until nothing is scheduled at or before ``until_s``.
+
+        Args:
+            until_s: Later events stay where they are.
+            arrivals: Sorted times at which ``on_arrival(index)`` runs, after what else is due at that
+                instant; kept out of the heap, since they are in order already.
+            on_arrival: See there.
+            on_progress: Told the time now and then.
+        """
+        heap = self._heap
+        events = index = 0
+        coming = arrivals[0] if len(arrivals) and on_arrival is not None else inf
+        while heap or coming < inf:
+            if not heap or coming < heap[0][0]:
+                if coming > until_s:
+                    break
+                self.now_s = coming
+                current, index = index, index + 1
+                coming = arrivals[index] if index < len(arrivals) else inf
+                assert on_arrival is not None
+                on_arrival(current)
+            else:
+                time_s = heap[0][0]
+                if time_s > until_s:
+                    break
+                self.now_s, _, _, action, argument = heappop(heap)
+                action(argument)
+            events += 1
+            if on_progress is not None and not events & 0x3FFF:
+                on_progress(self.now_s)
+        self.events += events

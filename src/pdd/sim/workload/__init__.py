@@ -1,0 +1,1 @@
+"""Streams of requests: recorded traces and generated ones, all in one shape."""
