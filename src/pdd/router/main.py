@@ -15,7 +15,7 @@ from pdd.router.reload import follow_config
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted; with fewer, the kernel resets some of a thousand at once."""
+"""Connections that may wait to be accepted; with fewer, the kernel resets many of a thousand at once."""
 
 
 def run_router(config: PddConfig, *, path: Path | None = None) -> int:

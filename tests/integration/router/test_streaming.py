@@ -72,7 +72,9 @@ async def test_a_client_that_takes_nothing_until_the_deadline_is_cut_off(
         _, writer = await open_slow_client(bed, body)
         await bed.until(lambda: bool(bed.md0.running))
         await bed.until_free(timeout_s=10.0)
-        record = await bed.last_record()
+        async with asyncio.timeout(10.0):
+            while (record := await bed.last_record())["outcome"] is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         assert (record["outcome"], record["error"]) == ("error", "deadline")
         writer.close()
 

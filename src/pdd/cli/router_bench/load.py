@@ -61,6 +61,7 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
         elapsed_s: From the first request to the last byte.
         cpu_s: What the router used in that time.
         window: What it used in a quiet part of it.
+        streams: How many were asked for.
     """
 
     tokens: int
@@ -70,6 +71,7 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
     elapsed_s: float
     cpu_s: float
     window: Window | None
+    streams: int
 
     def first_byte_percentile_s(self, percent: int) -> float | None:
         """The first-byte time that so many percent of the streams did not exceed."""
@@ -222,6 +224,7 @@ def check(
         elapsed_s=elapsed_s,
         cpu_s=used_s,
         window=window,
+        streams=load.streams,
     )
 
 

@@ -82,7 +82,8 @@ class Figures:
             "cpu_us_per_request": round(rest_s / requests * 1e6),
             "first_byte_p50_s": _rounded(self.paced.first_byte_percentile_s(50)),
             "first_byte_p99_s": _rounded(self.paced.first_byte_percentile_s(99)),
-            f"rss_mb_{crowd.open_streams}_streams": round(crowd.resident_bytes / 1e6, 1),
+            f"rss_mb_{self.many.streams}_streams": round(crowd.resident_bytes / 1e6, 1),
+            "rss_open_streams": crowd.open_streams,
             "tokens_per_s_saturating": round(full.tokens / full.elapsed_s),
             "lost_events": sum(load.lost_events for load in loads),
             "errors": sorted({error for load in loads for error in load.errors}),
@@ -131,11 +132,11 @@ async def measure(
         settle_s=settle_s,
         window_s=options.window_s,
     )
-    ramp_s = options.many_streams / 100
+    ramp_s = options.many_streams / 50
     many = await load(
         "many",
         streams=options.many_streams,
-        tokens=int(ramp_s + settle_s + 3),
+        tokens=int(2 * ramp_s + settle_s + 3),
         interval_s=1.0,
         ramp_s=ramp_s,
         settle_s=settle_s,
