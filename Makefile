@@ -1,25 +1,31 @@
 # The thin front: builds .venv once and calls the pdd command or the test tools in it.
-#   make demo [ARGS=--once]     make test [ARGS="tests/unit -k link"]     make install | lint | clean
+#   make demo [ARGS=--once]     make test [ARGS="tests/unit -k link"]     make soak [SCALE=100]
+#   make install | lint | clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint install install-cpu clean
+.PHONY: help demo test soak lint install install-cpu clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
 help:
-	sed -n '2,3s/^# \{0,1\}//p' Makefile
+	sed -n '2,4s/^# \{0,1\}//p' Makefile
 
 demo: install-cpu
 	$(BIN)/pdd demo --cache .cache/models $(ARGS)
 
 test: lint
 	$(BIN)/pytest $(ARGS)
+
+# The faults of the WAN tier under load, SCALE times as long as in `make test`.
+SCALE ?= 100
+soak: install
+	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

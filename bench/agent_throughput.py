@@ -1,6 +1,8 @@
 """Throughput of one transfer between two agent processes on loopback, and what an idle agent costs.
 
-    python bench/agent_throughput.py [MB] [CHUNK_KIB] [STREAMS]
+    python bench/agent_throughput.py [MB] [CHUNK_KIB] [STREAMS] [TLS]
+
+TLS is 1 for TLS 1.3 between the agents, 0 (the default) for plain TCP.
 
 Prints one JSON object: MB/s from the order to LANDED, and CPU seconds per GB on each side.
 """
@@ -18,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.kit.agent_fleet import AgentProcess, EventReader, make_config
 from tests.kit.engine_side import FakeEngine, key_of
 
+from pdd.cli.certs import make_certificates
+
 IDLE_S = 5.0
 
 
@@ -26,10 +30,13 @@ def cpu_s(pid: int) -> float:
     return times.user + times.system
 
 
-def main(megabytes: int = 512, chunk_kib: int = 1024, streams: int = 4) -> None:
+def main(megabytes: int = 512, chunk_kib: int = 1024, streams: int = 4, tls: int = 0) -> None:
     run_dir = Path(tempfile.mkdtemp())
     num_chunks = megabytes * 1024 // chunk_kib
-    config = make_config(run_dir, store_bytes=(megabytes + 64) * 2**20, streams=streams)
+    certs = run_dir / "certs" if tls else None
+    if certs is not None:
+        make_certificates(certs, ["p0", "md0"], days=1)
+    config = make_config(run_dir, store_bytes=(megabytes + 64) * 2**20, streams=streams, certs=certs)
     agents = [AgentProcess(config, "p0"), AgentProcess(config, "md0")]
     try:
         options = {"chunk_bytes": chunk_kib * 1024, "num_slots": 64}

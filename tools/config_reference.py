@@ -23,6 +23,7 @@ SECTIONS = (
     ("kv", schema.KvConfig),
     ("engines", schema.EngineConfig),
     ("agent", schema.AgentConfig),
+    ("tls", schema.TlsConfig),
     ("router", schema.RouterConfig),
     ("policy", schema.PolicyConfig),
     ("links", schema.LinkConfig),
@@ -40,7 +41,7 @@ Quantities may be numbers in base units or text with a unit: rates `"200mbit"` (
 bytes per second), durations `"15ms"` (a number is seconds), sizes `"2GiB"` or `"1GB"` (a number is bytes).
 
 Precedence: default < file < environment < flag. The environment sets single keys of `model`, `kv`, `agent`,
-`router` and `policy`: `PDD_ROUTER__PORT=8001` is `router.port`. Lists are written as JSON:
+`tls`, `router` and `policy`: `PDD_ROUTER__PORT=8001` is `router.port`. Lists are written as JSON:
 `PDD_ROUTER__API_KEYS='["secret"]'`.
 """
 

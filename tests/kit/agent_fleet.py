@@ -16,9 +16,9 @@ from tests.kit.engine_side import FakeEngine
 
 from pdd.agent.agent import Agent
 from pdd.config.load import agent_socket
-from pdd.config.schema import AgentConfig, EngineConfig, ModelConfig, PddConfig
+from pdd.config.schema import AgentConfig, EngineConfig, ModelConfig, PddConfig, TlsConfig
 from pdd.transport.base import Transport
-from pdd.transport.tcp import TcpTransport
+from pdd.transport.choice import choose_transport
 
 WAIT_S = 60.0
 T = TypeVar("T")
@@ -37,6 +37,9 @@ def make_config(
     store_bytes: int = 16 * 2**20,
     stores: dict[str, int] | None = None,
     advertise: dict[str, str] | None = None,
+    host: str = "127.0.0.1",
+    sites: dict[str, str] | None = None,
+    certs: Path | None = None,
     **agent: Any,
 ) -> PddConfig:
     """Engines called ``ids`` on this host, the first one for prefill."""
@@ -44,6 +47,8 @@ def make_config(
         EngineConfig(
             id=engine_id,
             role="prefill" if i == 0 else "main",
+            host=host,
+            site=(sites or {}).get(engine_id, "a"),
             port=1,
             data_port=free_port(),
             control_port=free_port(),
@@ -58,16 +63,33 @@ def make_config(
         model=ModelConfig(path="none", name="none"),
         agent=AgentConfig(**settings),
         engines=engines,
+        tls=tls_config(certs),
+    )
+
+
+def tls_config(certs: Path | None) -> TlsConfig:
+    """TLS for all with the certificates of a folder, or for none."""
+    if certs is None:
+        return TlsConfig()
+    return TlsConfig(
+        mode="on",
+        cert=str(certs / "{engine}.crt"),
+        key=str(certs / "{engine}.key"),
+        ca=str(certs / "ca.crt"),
     )
 
 
 class RunningAgent:
     """An agent of this process whose clock is the test's: ``tick`` runs on a thread, fast."""
 
-    def __init__(self, config: PddConfig, engine_id: str, *, transport: Transport | None = None) -> None:
+    def __init__(
+        self, config: PddConfig, engine_id: str, *, transport: Transport | None = None, **options: Any
+    ) -> None:
         self.config = config
         self.engine_id = engine_id
-        self.agent = Agent(config, engine_id, transport=transport or TcpTransport())
+        self.agent = Agent(
+            config, engine_id, transport=transport or choose_transport(config, engine_id), **options
+        )
         self._stopped = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
         self.agent.start()

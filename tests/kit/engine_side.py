@@ -85,10 +85,16 @@ class FakeEngine:
         self._thread.start()
         self.wait(lambda: self.welcome is not None or self.refused is not None or self.is_closed)
 
-    def begin(self, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int) -> None:
+    def begin(
+        self, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int, **urgency: Any
+    ) -> None:
         self._send(
             local.BeginTransfer(
-                request=request, transfer=transfer, targets=list(targets), prompt_tokens=prompt_tokens
+                request=request,
+                transfer=transfer,
+                targets=list(targets),
+                prompt_tokens=prompt_tokens,
+                **urgency,
             )
         )
 
@@ -118,11 +124,17 @@ class FakeEngine:
         self._send(local.FinishRequest(request=request))
 
     def push(
-        self, transfer: str, targets: Sequence[str], names: Sequence[int | str], *, extra_tokens: int = 0
+        self,
+        transfer: str,
+        targets: Sequence[str],
+        names: Sequence[int | str],
+        *,
+        extra_tokens: int = 0,
+        **urgency: Any,
     ) -> None:
         """A whole prefill whose chunks go to the targets."""
         request = f"req-{transfer}"
-        self.begin(request, transfer, targets, len(names) * self.chunk_tokens + extra_tokens)
+        self.begin(request, transfer, targets, len(names) * self.chunk_tokens + extra_tokens, **urgency)
         self.store(request, names)
         self.finish(request)
 

@@ -124,6 +124,7 @@ class FakeEngine:
     async def _render_chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         for message in body["messages"]:
+            message["content"] = _joined(message.get("content"))
             if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
                 return _error(400, "1 validation error: messages", param="messages")
         prompt = self.model.chat_prompt(body["messages"])
@@ -310,6 +311,13 @@ class FakeEngine:
             "total_tokens": prompt + num_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+def _joined(content: Any) -> Any:
+    """The text of a message's content that is a list of text parts; anything else as it is."""
+    if not isinstance(content, list) or any(part.get("type") != "text" for part in content):
+        return content
+    return "".join(part["text"] for part in content)
 
 
 def cut_connections(runner: web.AppRunner) -> None:

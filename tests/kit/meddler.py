@@ -1,7 +1,9 @@
 """A TCP relay between two agents that can do what lines do: cut, hold, refuse, change bytes."""
 
 import contextlib
+import random
 import socket
+import struct
 import threading
 from collections.abc import Callable
 
@@ -21,6 +23,7 @@ class Meddler:
         self.refuse: Callable[[int], bool] = lambda _index: False
         self.num_accepted = 0
         self.num_forward_bytes = 0
+        self._lost_below = 0
         self._open = threading.Event()
         self._open.set()
         self._lock = threading.Lock()
@@ -35,12 +38,25 @@ class Meddler:
     def let_go(self) -> None:
         self._open.set()
 
+    def forget_connections(self) -> None:
+        """What connections of now send is lost from now on, without a word; new ones work."""
+        self._lost_below = self.num_accepted
+
     def cut(self) -> None:
         """All connections are reset; new ones can be made."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for sock in sockets:
             with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def reset_one(self, rng: random.Random) -> None:
+        """One connection is reset, as by a firewall."""
+        with self._lock:
+            sock = rng.choice(self._sockets) if self._sockets else None
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -74,16 +90,18 @@ class Meddler:
                 near.close()
                 continue
             with self._lock:
-                self._sockets += [near, far]
-            self._spawn(self._relay, near, far, index)
-            self._spawn(self._relay, far, near, None)
+                self._sockets = [sock for sock in self._sockets if sock.fileno() >= 0] + [near, far]
+            self._spawn(self._relay, near, far, index, "forward")
+            self._spawn(self._relay, far, near, index, "back")
 
-    def _relay(self, source: socket.socket, sink: socket.socket, index: int | None) -> None:
+    def _relay(self, source: socket.socket, sink: socket.socket, index: int, direction: str) -> None:
         num_bytes = 0
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._open.wait()
-                if index is not None:
+                if index < self._lost_below:
+                    continue
+                if direction == "forward":
                     if self.tamper is not None:
                         data = self.tamper(index, num_bytes, data)
                     num_bytes += len(data)

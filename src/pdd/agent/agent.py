@@ -6,28 +6,32 @@ Knows no HTTP (``control``) and no process (``main``), so tests run several agen
 import logging
 import threading
 import time
+from collections import Counter, OrderedDict
 from typing import Any, Final
 
-from pdd.agent.connection import read_control_frame
+from pdd.agent.connection import check_name, greeting_decoder, read_control_frame
 from pdd.agent.engine_link import EngineConnection, EngineServer
 from pdd.agent.events import EventLog
 from pdd.agent.inbound_session import InboundSession
+from pdd.agent.refusals import Refusals
 from pdd.agent.space import ChunkKind, Space
 from pdd.config.load import agent_socket
 from pdd.config.schema import PddConfig
-from pdd.core.errors import ConnectionLostError, PddError, RemoteProtocolError
+from pdd.core.errors import ConnectionLostError, PddError, RemoteProtocolError, UntrustedPeerError
 from pdd.core.fingerprint import differing_fields
 from pdd.transport.base import Stream, Transport
 from pdd.transport.tcp import join_address
 from pdd.transport.unix import UnixListener
 from pdd.wire import local
 from pdd.wire.decoder import FrameDecoder
-from pdd.wire.frames import WIRE_VERSION, Hello, HelloOk, Refused, encode_control
+from pdd.wire.frames import PROBE_VERSION, WIRE_VERSION, Hello, HelloOk, Refused, encode_control
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 1024
 """Data-port connections at once; peers times streams stays far below."""
+_MAX_STRANGERS: Final = 64
+"""Connections without a HELLO at once. One more ends the oldest: an honest peer says it at once."""
 
 
 class Agent:
@@ -38,15 +42,25 @@ class Agent:
         ConnectError: If the data port or the socket cannot be bound.
     """
 
-    def __init__(self, config: PddConfig, engine_id: str, *, transport: Transport) -> None:
+    def __init__(
+        self,
+        config: PddConfig,
+        engine_id: str,
+        *,
+        transport: Transport,
+        handshake_s: float = _HANDSHAKE_S,
+    ) -> None:
         engine = config.engine(engine_id)
         self.config = config
         self.engine_id = engine_id
         self.events = EventLog()
         self.space: Space | None = None
         self._transport = transport
+        self._handshake_s = handshake_s
         self._lock = threading.Lock()
         self._num_connections = 0
+        self._strangers: OrderedDict[Stream, None] = OrderedDict()
+        self.refusals = Refusals()
         self._listener = transport.listen(join_address(engine.host, engine.data_port))
         try:
             socket = UnixListener(agent_socket(config, engine_id))
@@ -59,6 +73,10 @@ class Agent:
     def is_engine_connected(self) -> bool:
         """Whether an engine is served now."""
         return self._engines.current is not None
+
+    def refusal_counts(self) -> dict[str, int]:
+        """How many connections to the data port were refused, by reason."""
+        return dict(Counter(self.refusals.counts()) + Counter(self._listener.refusals))
 
     def start(self) -> None:
         """Engines and peers can connect."""
@@ -97,6 +115,8 @@ class Agent:
             },
             "transfers": space.outbound.num_transfers() + space.inbound.num_transfers() if space else 0,
             "peers": [link.describe() for link in space.links.values()] if space else [],
+            "refused": self.refusal_counts(),
+            "refused_lately": self.refusals.recent(),
         }
 
     def _attach_engine(self, connection: EngineConnection, hello: local.Hello) -> Space:
@@ -130,8 +150,10 @@ class Agent:
                 is_full = self._num_connections >= _MAX_CONNECTIONS
                 self._num_connections += not is_full
             if is_full:
+                self.refusals.note("too_many", address=stream.peer_address, detail="too many connections")
                 stream.close()
                 continue
+            self._make_room_for(stream)
             threading.Thread(target=self._serve, args=(stream,), name="pdd-in", daemon=True).start()
 
     def _serve(self, stream: Stream) -> None:
@@ -143,23 +165,46 @@ class Agent:
         finally:
             stream.close()
             with self._lock:
+                self._strangers.pop(stream, None)
                 self._num_connections -= 1
 
+    def _make_room_for(self, stream: Stream) -> None:
+        with self._lock:
+            is_crowded = len(self._strangers) >= _MAX_STRANGERS
+            oldest = self._strangers.popitem(last=False)[0] if is_crowded else None
+            self._strangers[stream] = None
+        if oldest is not None:
+            self.refusals.note("too_many", address=oldest.peer_address, detail="too many without a HELLO")
+            oldest.close()
+
+    def _read_hello(self, stream: Stream, decoder: FrameDecoder) -> Hello:
+        try:
+            hello = read_control_frame(stream, decoder, timeout_s=self._handshake_s)
+            if not isinstance(hello, Hello):
+                raise RemoteProtocolError(f"{type(hello).__name__} before HELLO")
+        except PddError as error:
+            with self._lock:
+                is_stranger = stream in self._strangers
+            if is_stranger:  # else it was dropped for another's sake, and that was counted
+                self.refusals.note_error(error, address=stream.peer_address)
+            raise
+        with self._lock:
+            self._strangers.pop(stream, None)
+        return hello
+
     def _greet(self, stream: Stream) -> None:
-        decoder = FrameDecoder()
-        hello = read_control_frame(stream, decoder, timeout_s=_HANDSHAKE_S)
-        if not isinstance(hello, Hello):
-            raise RemoteProtocolError(f"{type(hello).__name__} before HELLO")
+        decoder = greeting_decoder()
+        hello = self._read_hello(stream, decoder)
         space = self.space
-        refusal = self._refusal(hello, space)
+        refusal = self._refusal(hello, space, stream)
         if space is None or refusal is not None:
-            stream.send([encode_control(refusal or _NOT_READY)], timeout_s=_HANDSHAKE_S)
+            self._refuse(stream, hello, refusal or self._refused("not_ready"))
             return
         session = self._session(space, hello, stream)
         if session is None:
-            refusal = Refused(reason="unknown_session", fields=[])
-            stream.send([encode_control(refusal)], timeout_s=_HANDSHAKE_S)
+            self._refuse(stream, hello, self._refused("unknown_session"))
             return
+        decoder.accept_peer()
         accepted = HelloOk(version=WIRE_VERSION, peer=self.engine_id)
         if hello.stream == 0:
             session.outbox.put(accepted)
@@ -168,14 +213,32 @@ class Agent:
             stream.send([encode_control(accepted)], timeout_s=_HANDSHAKE_S)
             session.serve_data(stream, decoder)
 
-    def _refusal(self, hello: Hello, space: Space | None) -> Refused | None:
+    def _refuse(self, stream: Stream, hello: Hello, refusal: Refused) -> None:
+        if refusal.reason not in _HARMLESS:
+            detail = "; ".join(refusal.fields)
+            self.refusals.note(refusal.reason, address=stream.peer_address, peer=hello.peer, detail=detail)
+        stream.send([encode_control(refusal)], timeout_s=_HANDSHAKE_S)
+
+    def _refusal(self, hello: Hello, space: Space | None, stream: Stream) -> Refused | None:
+        if hello.version == PROBE_VERSION:
+            return self._refused("probe")
+        try:
+            check_name(stream, hello.peer)
+        except UntrustedPeerError:
+            names = ", ".join(sorted(stream.peer_names or ()))
+            return self._refused("identity", f"peer: claims {hello.peer}, its certificate is for {names}")
         if hello.version != WIRE_VERSION:
-            return Refused(reason="version", fields=[f"wire version: {hello.version} != {WIRE_VERSION}"])
+            return self._refused("version", f"wire version: {hello.version} != {WIRE_VERSION}")
         if space is None:
-            return _NOT_READY
-        if fields := differing_fields(hello.fingerprint, space.kind.fingerprint):
-            return Refused(reason="incompatible", fields=list(fields))
-        return None
+            return self._refused("not_ready")
+        return (
+            self._refused("incompatible", *fields)
+            if (fields := differing_fields(hello.fingerprint, space.kind.fingerprint))
+            else None
+        )
+
+    def _refused(self, reason: str, *fields: str) -> Refused:
+        return Refused(reason=reason, fields=list(fields), peer=self.engine_id)
 
     def _session(self, space: Space, hello: Hello, stream: Stream) -> InboundSession | None:
         if hello.stream == 0:
@@ -183,4 +246,5 @@ class Agent:
         return space.inbound.session(hello.peer, hello.session)
 
 
-_NOT_READY: Final = Refused(reason="not_ready", fields=[])
+_HARMLESS: Final = ("probe", "not_ready", "unknown_session")
+"""Refusals that say nothing bad about the peer: it asks again, or came late."""

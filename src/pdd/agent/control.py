@@ -28,6 +28,7 @@ def make_app(agent: Agent) -> web.Application:
     app.router.add_get("/v1/transfers/{transfer}", _transfer)
     app.router.add_post("/v1/transfers/{transfer}/cancel", _cancel)
     app.router.add_post("/v1/transfers/{transfer}/release", _release)
+    app.router.add_post("/v1/transfers/{transfer}/resume", _resume)
     app.router.add_get("/metrics", _metrics)
     return app
 
@@ -85,6 +86,12 @@ async def _cancel(request: web.Request) -> web.Response:
     space = request.app[_AGENT].space
     cancelled = space.outbound.cancel(request.match_info["transfer"], peers) if space else []
     return web.json_response({"cancelled": cancelled})
+
+
+async def _resume(request: web.Request) -> web.Response:
+    space = request.app[_AGENT].space
+    resumed = space.outbound.resume(request.match_info["transfer"]) if space else []
+    return web.json_response({"resumed": resumed})
 
 
 async def _release(request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ import numpy as np
 from pdd.agent.engine_outbox import EngineOutbox
 from pdd.agent.outbound import StoredChunk
 from pdd.agent.primary import PrimaryTier
+from pdd.agent.send_queue import Urgency
 from pdd.core.errors import (
     ConnectionLostError,
     PddError,
@@ -119,11 +120,17 @@ class EngineConnection:
                     self._load(space, tier, message)
                 case local.Touch(keys=keys):
                     space.store.touch(keys)
-                case local.BeginTransfer(
-                    request=request, transfer=transfer, targets=targets, prompt_tokens=n
-                ):
-                    self._requests.add(request)
-                    space.outbound.begin(request=request, transfer=transfer, targets=targets, prompt_tokens=n)
+                case local.BeginTransfer():
+                    self._requests.add(message.request)
+                    space.outbound.begin(
+                        request=message.request,
+                        transfer=message.transfer,
+                        targets=message.targets,
+                        prompt_tokens=message.prompt_tokens,
+                        urgency=Urgency(
+                            priority=message.priority, is_unmasked=message.unmasked, is_held=message.hold
+                        ),
+                    )
                 case local.FinishRequest(request=request):
                     self._requests.discard(request)
                     space.outbound.finished(request)

@@ -7,11 +7,12 @@ from typing import Final
 
 from aiohttp import web
 
+from pdd.agent.advertise import check_advertised
 from pdd.agent.agent import Agent
 from pdd.agent.control import make_app
 from pdd.config.schema import PddConfig
 from pdd.core.errors import ConnectError, PddError
-from pdd.transport.tcp import TcpTransport
+from pdd.transport.choice import choose_transport
 
 _log = logging.getLogger(__name__)
 _TICK_S: Final = 1.0
@@ -38,7 +39,8 @@ async def _serve(config: PddConfig, engine_id: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    agent = Agent(config, engine_id, transport=TcpTransport())
+    transport = choose_transport(config, engine_id)
+    agent = Agent(config, engine_id, transport=transport)
     engine = config.engine(engine_id)
     runner = web.AppRunner(make_app(agent), access_log=None, shutdown_timeout=_SHUTDOWN_S)
     try:
@@ -49,6 +51,7 @@ async def _serve(config: PddConfig, engine_id: str) -> None:
             where = f"{engine.host}:{engine.control_port}"
             raise ConnectError(f"cannot listen on {where}: {error.strerror}") from error
         agent.start()
+        await asyncio.to_thread(check_advertised, engine, transport)
         _log.info(
             "agent of %s serves KV on port %d, control on port %d",
             engine_id,

@@ -22,6 +22,12 @@ class AgentCollector(Collector):  # type: ignore[misc]  # prometheus_client is n
         yield _gauge(
             "pdd_agent_engine_connected", "1 while the engine is connected", self._agent.is_engine_connected
         )
+        refused = CounterMetricFamily(
+            "pdd_agent_refused_connections", "Connections refused, by reason", labels=["reason"]
+        )
+        for reason, count in sorted(self._agent.refusal_counts().items()):
+            refused.add_metric([reason], count)
+        yield refused
         space = self._agent.space
         if space is None:
             return
@@ -45,17 +51,24 @@ def _link_metrics(space: Space) -> Iterator[Metric]:
     state = GaugeMetricFamily("pdd_agent_link_state", "1 for the link's state", labels=["peer", "state"])
     rate = GaugeMetricFamily("pdd_agent_link_rate_bytes_per_second", "Measured rate", labels=["peer"])
     queued = GaugeMetricFamily("pdd_agent_link_queued_bytes", "Bytes wanted, not acked", labels=["peer"])
+    breaker = GaugeMetricFamily("pdd_agent_link_breaker_open", "1 while attempts fail", labels=["peer"])
+    attempts = CounterMetricFamily(
+        "pdd_agent_link_attempts", "Connection attempts by result", labels=["peer", "result"]
+    )
     trip = GaugeMetricFamily("pdd_agent_link_rtt_seconds", "Round trip by ping", labels=["peer"])
     for link in space.links.values():
         described = link.describe()
         for name in LINK_STATES:
             state.add_metric([link.peer, name], described["state"] == name)
+        breaker.add_metric([link.peer], described["breaker"] == "open")
+        for result, count in sorted(link.attempts.items()):
+            attempts.add_metric([link.peer, result], count)
         queued.add_metric([link.peer], described["queued_bytes"])
         if described["rate_bytes_per_s"] is not None:
             rate.add_metric([link.peer], described["rate_bytes_per_s"])
         if described["rtt_s"] is not None:
             trip.add_metric([link.peer], described["rtt_s"])
-    yield from (state, rate, queued, trip)
+    yield from (state, breaker, attempts, rate, queued, trip)
 
 
 def _transfer_metrics(space: Space) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ class OutSession:
         self.queue = SendQueue()
         self.legs: dict[int, Leg] = {}
         self.num_opened = 0
+        self.heard_s = time.monotonic()
         self.moved_s = time.monotonic()
         self.is_silent = False
         self.reason = ""

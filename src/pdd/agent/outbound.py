@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from pdd.agent.events import EventLog
-from pdd.agent.send_queue import Piece
+from pdd.agent.send_queue import Piece, Urgency
 from pdd.agent.store import ChunkStore
 from pdd.wire import sender as tx
 from pdd.wire.frames import Cancel, ControlFrame, End, Offer, encode_control
@@ -28,6 +28,7 @@ class Link(Protocol):
     """The way to one peer, as this module needs it."""
 
     peer: str
+    is_wan: bool
 
     def attach(self, leg: "Leg") -> None:
         """The leg is carried by the link from now on."""
@@ -56,6 +57,8 @@ class Leg:
     wan_bytes: int = 0
     payload_bytes: int = 0
     payload_bytes_at_completion: int | None = None
+    is_held: bool = False
+    """Nothing is offered before ``resume``: the receiver reserves nothing for it."""
     progress_s: float = 0.0
     reported_s: float = 0.0
 
@@ -69,6 +72,7 @@ class OutgoingTransfer:
     rank: int
     num_expected: int
     begun_s: float
+    urgency: Urgency
     keys: list[bytes] = field(default_factory=list)
     early: dict[int, bytes] = field(default_factory=dict)
     """Chunks seen before the ones in front of them."""
@@ -110,12 +114,15 @@ class Outbound:
         self._transfers: OrderedDict[str, OutgoingTransfer] = OrderedDict()
         self._by_request: dict[str, OutgoingTransfer] = {}
         self._early_cancels: OrderedDict[str, frozenset[str] | None] = OrderedDict()
+        self._early_resumes: OrderedDict[str, None] = OrderedDict()
         self._num_begun = 0
         self.ended: dict[str, int] = {}
         """Legs ended, by outcome (``landed`` or the reason), for metrics."""
 
-    def begin(self, *, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int) -> None:
-        """Chunks of the request go to the targets from now on."""
+    def begin(
+        self, *, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int, urgency: Urgency
+    ) -> None:
+        """Chunks of the request go to the targets from now on; if held, to other sites only after resume."""
         with self.lock:
             known = self._transfers.get(transfer)
             if known is not None and known.is_active:
@@ -128,6 +135,7 @@ class Outbound:
                 rank=self._num_begun,
                 num_expected=prompt_tokens // self._chunk_tokens,
                 begun_s=time.monotonic(),
+                urgency=urgency,
             )
             self._transfers[transfer] = outgoing
             self._transfers.move_to_end(transfer)
@@ -184,6 +192,36 @@ class Outbound:
                 return [] if peers is None else list(peers)
             return self._stop(outgoing, peers, tx.Stop(reason="cancelled"))
 
+    def resume(self, transfer: str) -> list[str]:
+        """No leg of the transfer is held; returns which were. Remembered if it came before the order."""
+        with self.lock:
+            outgoing = self._transfers.get(transfer)
+            if outgoing is None:
+                self._early_resumes[transfer] = None
+                while len(self._early_resumes) > _HISTORY:
+                    self._early_resumes.popitem(last=False)
+                return []
+            return [leg.peer for leg in outgoing.legs.values() if self._resume(leg)]
+
+    def end_old_holds(self, now_s: float, *, limit_s: float) -> None:
+        """Legs held for longer go on: a router that died must not keep the sender's chunks for ever."""
+        with self.lock:
+            for outgoing in self._transfers.values():
+                if outgoing.urgency.is_held and now_s - outgoing.begun_s > limit_s:
+                    for leg in outgoing.legs.values():
+                        if self._resume(leg):
+                            _log.warning(
+                                "transfer %s was held for %g s; it goes on", outgoing.transfer, limit_s
+                            )
+
+    def _resume(self, leg: Leg) -> bool:
+        if not leg.is_held or not leg.machine.is_active or leg.link is None:
+            return False
+        leg.is_held = False
+        leg.progress_s = time.monotonic()
+        leg.link.attach(leg)
+        return True
+
     def opened(self, leg: Leg, number: int) -> None:
         """The leg's link has a session, in which ``number`` stands for it."""
         with self.lock:
@@ -238,7 +276,7 @@ class Outbound:
                 return None
             return {
                 leg.peer: {
-                    "state": leg.machine.state.name.lower(),
+                    "state": "held" if leg.is_held else leg.machine.state.name.lower(),
                     "wan_bytes": leg.wan_bytes,
                     **_progress(leg),
                 }
@@ -271,6 +309,8 @@ class Outbound:
         elif outgoing.num_expected == 0:
             leg.machine.state = tx.State.LANDED  # a prompt below one chunk: there is nothing to tell the peer
             self._land(leg)
+        elif outgoing.urgency.is_held and link.is_wan and outgoing.transfer not in self._early_resumes:
+            leg.is_held = True
         else:
             link.attach(leg)
 
@@ -290,6 +330,7 @@ class Outbound:
         return [leg.peer for leg in stopped]
 
     def _step(self, leg: Leg, event: tx.Event) -> None:
+        leg.is_held = leg.is_held and not isinstance(event, tx.Stop)
         for effect in leg.machine.step(event):
             self._apply(leg, effect)
 

@@ -9,6 +9,7 @@ import random
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,7 @@ from pdd.core.errors import (
     ProtocolError,
     RemoteProtocolError,
     TransportError,
+    UntrustedPeerError,
 )
 from pdd.core.fingerprint import Fingerprint
 from pdd.transport.base import Buffer, Stream, Transport
@@ -46,8 +48,10 @@ _log = logging.getLogger(__name__)
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 5.0
 _LINK_EVENT_PERIOD_S: Final = 0.5
-_SILENT_PINGS: Final = 3
-"""Unanswered pings, one a second, after which the router is told that the link does not move."""
+_SILENT_S: Final = 3.0
+"""A peer with open transfers that says nothing for so long is reported; pings ask it every second."""
+_BREAKER_FAILURES: Final = 3
+"""Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,15 @@ class LinkSettings:
     piece_bytes: int
     connect_timeout_s: float
     stall_timeout_s: float
+    max_rate_bytes_per_s: float | None
+
+    @property
+    def silence_limit_s(self) -> float:
+        """How long a peer with open transfers may say nothing before its session is given up.
+
+        Well below the stall timeout: an idle flow that a middlebox forgot is replaced in time.
+        """
+        return min(self.stall_timeout_s, max(_SILENT_S, self.stall_timeout_s / 3))
 
 
 class PeerLink:
@@ -69,6 +82,7 @@ class PeerLink:
         *,
         peer: str,
         address: str,
+        is_wan: bool,
         settings: LinkSettings,
         fingerprint: Fingerprint,
         transport: Transport,
@@ -77,6 +91,9 @@ class PeerLink:
         events: EventLog,
     ) -> None:
         self.peer = peer
+        self.is_wan = is_wan
+        self.attempts: Counter[str] = Counter()
+        """Connection attempts by result: ``up`` or what went wrong, for metrics."""
         self.rate = RateMeter()
         self.trip = RoundTrip()
         self.num_sent_bytes = 0
@@ -96,6 +113,7 @@ class PeerLink:
         self._wake = threading.Condition()
         self._is_closed = False
         self._has_work = False
+        self._is_urgent = False
         self._thread: threading.Thread | None = None
         self._attempted_s = -_MAX_RETRY_S
         self._num_failures = 0
@@ -109,19 +127,23 @@ class PeerLink:
             self._open(self._session, leg)
         elif self._state == "down":
             self._outbound.stalled(leg, detail=self._reason or "the link is down")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"pdd-link-{self.peer}", daemon=True)
-            self._thread.start()
+        self.warm()
+
+    def warm(self) -> None:
+        """The link connects now, if it is not up, and stays connected; callable without the lock too."""
         with self._wake:
-            self._has_work = True
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name=f"pdd-link-{self.peer}", daemon=True)
+                self._thread.start()
+            self._has_work = self._is_urgent = True
             self._wake.notify()
 
     def detach(self, leg: Leg) -> None:
         """See ``Link.detach``."""
         if leg in self._legs:
             self._legs.remove(leg)
-        if self._session is not None:
-            self._session.legs.pop(leg.machine.number, None)
+        if self._session is not None and self._session.legs.get(leg.machine.number) is leg:
+            del self._session.legs[leg.machine.number]
         if not self._queued_bytes():
             self.rate.idle()
             if self._reported_bytes:
@@ -136,7 +158,7 @@ class PeerLink:
         """See ``Link.enqueue``."""
         if self._session is not None:
             self.rate.busy(time.monotonic())
-            self._session.queue.put(pieces, rank=leg.transfer.rank)
+            self._session.queue.put(pieces, rank=leg.transfer.rank, urgency=leg.transfer.urgency)
 
     def unqueue(self, leg: Leg) -> None:
         """See ``Link.unqueue``."""
@@ -153,6 +175,7 @@ class PeerLink:
                 "address": self._address,
                 "state": self._state,
                 "reason": self._reason,
+                "breaker": "open" if self._num_failures >= _BREAKER_FAILURES else "closed",
                 "rate_bytes_per_s": self.rate.rate_bytes_per_s,
                 "queued_bytes": self._queued_bytes(),
                 "rtt_s": self.trip.rtt_s,
@@ -167,7 +190,7 @@ class PeerLink:
             for leg in list(self._legs):
                 self._check_stall(leg, session, now_s)
             if session is not None:
-                self._ping(session)
+                self._ping(session, now_s)
 
     def close(self) -> None:
         """The link is closed for good; its thread ends soon."""
@@ -188,19 +211,27 @@ class PeerLink:
             except IncompatiblePeerError as error:
                 self._incompatible(error)
             except (TransportError, ProtocolError) as error:
-                self._unreachable(str(error))
+                self._unreachable(error)
             else:
                 self._set_up(session)
                 self._set_down(session, self._serve(session, decoder))
 
     def _wait_for_turn(self) -> bool:
-        """Whether to connect: there is work, or the link was up, and the last attempt is long enough ago."""
+        """Whether to connect: there is work, or the link was up, and the last attempt is long enough ago.
+
+        News (a transfer) cut the back-off short, but never below a second after the last attempt.
+        """
         with self._wake:
             self._wake.wait_for(lambda: self._is_closed or self._has_work)
             pause_s = min(_MAX_RETRY_S, _MIN_RETRY_S * 2 ** max(0, self._num_failures - 1))
             turn_s = self._attempted_s + pause_s * random.uniform(1.0, 1.3)
+            self._wake.wait_for(
+                lambda: self._is_closed or self._is_urgent, max(0.0, turn_s - time.monotonic())
+            )
+            turn_s = min(turn_s, self._attempted_s + _MIN_RETRY_S * random.uniform(1.0, 1.3))
             self._wake.wait_for(lambda: self._is_closed, max(0.0, turn_s - time.monotonic()))
             self._attempted_s = time.monotonic()
+            self._is_urgent = False
             return not self._is_closed
 
     def _connect(self) -> tuple[OutSession, FrameDecoder]:
@@ -208,7 +239,13 @@ class PeerLink:
         identity = Identity(peer=settings.own_id, session=secrets.token_hex(8), fingerprint=self._fingerprint)
         stream = self._transport.dial(self._address, timeout_s=settings.connect_timeout_s)
         try:
-            decoder = introduce(stream, identity, stream_index=0, timeout_s=settings.connect_timeout_s)
+            decoder = introduce(
+                stream,
+                identity,
+                expected=self.peer,
+                stream_index=0,
+                timeout_s=settings.connect_timeout_s,
+            )
         except (TransportError, ProtocolError):
             stream.close()
             raise
@@ -236,6 +273,7 @@ class PeerLink:
         return session.reason or f"{self.peer} closed the connection"
 
     def _on_frame(self, session: OutSession, event: ControlReceived) -> None:
+        session.heard_s = time.monotonic()
         match event.frame:
             case Pong(nonce=nonce):
                 self.trip.pong(nonce, time.monotonic())
@@ -292,7 +330,9 @@ class PeerLink:
         timeout_s = self._settings.connect_timeout_s
         stream = self._transport.dial(self._address, timeout_s=timeout_s)
         session.add_stream(stream)
-        introduce(stream, session.identity, stream_index=index, timeout_s=timeout_s)
+        introduce(stream, session.identity, expected=self.peer, stream_index=index, timeout_s=timeout_s)
+        if self._settings.max_rate_bytes_per_s is not None:
+            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._settings.streams)
         return stream
 
     def _send_pieces(self, session: OutSession, stream: Stream, pieces: Sequence[Piece]) -> None:
@@ -331,6 +371,7 @@ class PeerLink:
     def _set_up(self, session: OutSession) -> None:
         with self._outbound.lock:
             self._num_failures = 0
+            self.attempts["up"] += 1
             self._session = session
             self._change("up", None)
             session.outbox.put(Ping(nonce=self.trip.ping(time.monotonic())))
@@ -350,25 +391,32 @@ class PeerLink:
             self._change("down", reason)
             self._outbound.lost(list(session.legs.values()), detail=reason)
 
-    def _unreachable(self, reason: str) -> None:
+    def _unreachable(self, error: TransportError | ProtocolError) -> None:
+        reason = str(error)
         with self._outbound.lock:
             self._num_failures += 1
-            is_news = self._state != "down"
+            self.attempts["untrusted" if isinstance(error, UntrustedPeerError) else "failed"] += 1
+            is_news = self._state != "down" or self._num_failures == _BREAKER_FAILURES
+            is_stalled_anew = self._state != "down"
             self._change("down", reason)
             if is_news:
-                _log.warning("link to %s is down: %s", self.peer, reason)
+                _log.warning(
+                    "link to %s is down after %d attempts: %s", self.peer, self._num_failures, reason
+                )
+                self._report()
+            if is_stalled_anew:
                 for leg in self._legs:
                     self._outbound.stalled(leg, detail=reason)
 
     def _incompatible(self, error: IncompatiblePeerError) -> None:
         with self._outbound.lock:
-            self._num_failures = 0
+            self._num_failures += 1
+            self.attempts["incompatible"] += 1
+            if self._state != "incompatible":
+                _log.error("link to %s: %s", self.peer, error)
             self._change("incompatible", str(error))
-            _log.error("link to %s: %s", self.peer, error)
             for leg in list(self._legs):
                 self._outbound.stop_leg(leg, reason="incompatible", detail=str(error))
-            with self._wake:
-                self._has_work = False
 
     def _open(self, session: OutSession, leg: Leg) -> None:
         number = session.num_opened
@@ -401,12 +449,13 @@ class PeerLink:
         if waits and now_s - moved_s > timeout_s:
             self._outbound.stop_leg(leg, reason="stalled", detail=f"no progress for {timeout_s:g} s")
 
-    def _ping(self, session: OutSession) -> None:
-        num_unanswered = self.trip.num_unanswered
-        if num_unanswered > self._settings.stall_timeout_s:
-            session.close(f"{self.peer} does not answer")
-        elif num_unanswered >= _SILENT_PINGS and not session.is_silent:
+    def _ping(self, session: OutSession, now_s: float) -> None:
+        asked_s = self.trip.oldest_unanswered_s
+        silence_s = 0.0 if asked_s is None else now_s - max(asked_s, session.heard_s)
+        if silence_s > self._settings.silence_limit_s:
+            session.close(f"{self.peer} has not answered for {silence_s:.0f} s")
+        elif silence_s > self._settings.silence_limit_s / 2 and not session.is_silent:
             session.is_silent = True
             for leg in self._legs:
                 self._outbound.stalled(leg, detail=f"{self.peer} does not answer")
-        session.outbox.put(Ping(nonce=self.trip.ping(time.monotonic())))
+        session.outbox.put(Ping(nonce=self.trip.ping(now_s)))

@@ -1,11 +1,15 @@
-"""The queue that all data streams to one peer take pieces from, and the order they are taken in."""
+"""The queue that all data streams to one peer take pieces from, in the order of ``pdd.policy.send_order``."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pdd.policy.send_order import NextTransfer, OrderParams, WaitingTransfer, choose_next
+
+_PARAMS: Final = OrderParams()
 MIN_SHARE_BYTES: Final = 64 * 2**10
 """Pieces are not cut smaller: below this a frame's header, lock and system call cost more than they bring."""
 
@@ -22,44 +26,53 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """What an order may know of a transfer that has queued pieces."""
+class Urgency:
+    """The router's words on a transfer's place in the line."""
 
-    number: int
-    rank: int
-    """Position in the order in which transfers were begun."""
-    queued_bytes: int
-
-
-Order = Callable[[Sequence[Waiting]], int]
-"""The number of the transfer whose piece goes next; pure, so that a policy can take its place."""
+    priority: int = 0
+    is_unmasked: bool = False
+    is_held: bool = False
 
 
-def first_come(waiting: Sequence[Waiting]) -> int:
-    """The transfer that was begun first."""
-    return min(waiting, key=lambda transfer: transfer.rank).number
+Order = Callable[[Sequence[WaitingTransfer]], NextTransfer | None]
+
+
+def send_order(waiting: Sequence[WaitingTransfer]) -> NextTransfer | None:
+    """The order of ``pdd.policy.send_order`` with its default parameters."""
+    return choose_next(waiting, _PARAMS)
 
 
 @dataclass(slots=True)
 class _Line:
     rank: int
+    urgency: Urgency
+    since_s: float
     pieces: deque[Piece]
     queued_bytes: int = 0
 
 
 class SendQueue:
-    """Pieces by transfer; closed once, with its session."""
+    """Pieces by transfer; closed once, with its session.
 
-    def __init__(self, order: Order = first_come) -> None:
+    Args:
+        order: Which transfer is next.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, order: Order = send_order, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._order = order
+        self._clock = clock
         self._changed = threading.Condition()
         self._lines: dict[int, _Line] = {}
         self._is_closed = False
 
-    def put(self, pieces: Sequence[Piece], *, rank: int) -> None:
+    def put(self, pieces: Sequence[Piece], *, rank: int, urgency: Urgency) -> None:
         """The pieces, all of one transfer, will be sent unless it is discarded."""
         with self._changed:
-            line = self._lines.setdefault(pieces[0].number, _Line(rank=rank, pieces=deque()))
+            line = self._lines.get(pieces[0].number)
+            if line is None:
+                line = _Line(rank=rank, urgency=urgency, since_s=self._clock(), pieces=deque())
+                self._lines[pieces[0].number] = line
             line.pieces.extend(pieces)
             line.queued_bytes += sum(piece.length for piece in pieces)
             self._changed.notify(len(pieces))
@@ -79,16 +92,19 @@ class SendQueue:
             self._changed.wait_for(lambda: self._is_closed or bool(self._lines))
             if self._is_closed:
                 return []
-            queued_bytes = sum(line.queued_bytes for line in self._lines.values())
-            share_bytes = max(MIN_SHARE_BYTES, -(-queued_bytes // num_takers))
-            left = min(max_bytes, share_bytes) if num_takers > 1 else max_bytes
-            taken = [self._pop(left if num_takers > 1 else None)]
+            left = max_bytes
+            if num_takers > 1:
+                queued_bytes = sum(line.queued_bytes for line in self._lines.values())
+                left = min(max_bytes, max(MIN_SHARE_BYTES, -(-queued_bytes // num_takers)))
+            number = self._next()
+            taken = [self._pop(number, left if num_takers > 1 else None)]
             left -= taken[0].length
             while self._lines:
-                line = self._lines[self._next()]
-                if line.pieces[0].length > left:
+                # One decision serves as many of a transfer's pieces as fit: asking for each would cost more.
+                number = number if number in self._lines else self._next()
+                if self._lines[number].pieces[0].length > left:
                     break
-                taken.append(self._pop())
+                taken.append(self._pop(number))
                 left -= taken[-1].length
             return taken
 
@@ -102,16 +118,25 @@ class SendQueue:
     def _next(self) -> int:
         if len(self._lines) == 1:
             return next(iter(self._lines))
-        return self._order(
+        now_s = self._clock()
+        decision = self._order(
             [
-                Waiting(number=number, rank=line.rank, queued_bytes=line.queued_bytes)
+                WaitingTransfer(
+                    number=number,
+                    rank=line.rank,
+                    remaining_bytes=line.queued_bytes,
+                    waiting_s=now_s - line.since_s,
+                    priority=line.urgency.priority,
+                    is_unmasked=line.urgency.is_unmasked,
+                )
                 for number, line in self._lines.items()
             ]
         )
+        assert decision is not None  # held transfers are never queued
+        return decision.number
 
-    def _pop(self, max_bytes: int | None = None) -> Piece:
-        """The next piece is no longer queued, or only what is beyond ``max_bytes`` of it is."""
-        number = self._next()
+    def _pop(self, number: int, max_bytes: int | None = None) -> Piece:
+        """The transfer's next piece is no longer queued, or only what is beyond ``max_bytes`` of it is."""
         line = self._lines[number]
         piece = line.pieces.popleft()
         if max_bytes is not None and piece.length > max_bytes:

@@ -48,6 +48,7 @@ class Space:
             OverloadedError: If ``store_bytes`` is below one chunk.
         """
         self.kind = kind
+        self._lease_s = config.agent.lease_s
         self._mirror: EngineOutbox | None = None
         self.store = ChunkStore(
             chunk_bytes=kind.chunk_bytes,
@@ -70,11 +71,14 @@ class Space:
             piece_bytes=config.agent.piece_bytes,
             connect_timeout_s=config.agent.connect_timeout_s,
             stall_timeout_s=config.agent.stall_timeout_s,
+            max_rate_bytes_per_s=config.agent.max_rate,
         )
+        own = config.engine(engine_id)
         self.links = {
             engine.id: PeerLink(
                 peer=engine.id,
                 address=engine.data_address,
+                is_wan=engine.site != own.site,
                 settings=settings,
                 fingerprint=kind.fingerprint,
                 transport=transport,
@@ -86,6 +90,11 @@ class Space:
             if engine.id != engine_id
         }
         links.update(self.links)
+        if own.role == "prefill":
+            # Peers that do not fit are known before the first transfer, and the first finds a warm line.
+            for engine in config.engines:
+                if engine.role != "prefill":
+                    self.links[engine.id].warm()
 
     def welcome(self, connection: EngineConnection) -> None:
         """The engine mirrors the store from now on: it has a snapshot, and gets every change after it."""
@@ -96,6 +105,7 @@ class Space:
     def tick(self, now_s: float, *, stall_timeout_s: float) -> None:
         """About once a second: leases run out, and what has stalled too long has failed."""
         self.inbound.expire_leases(now_s)
+        self.outbound.end_old_holds(now_s, limit_s=self._lease_s)
         self.inbound.drop_silent_sessions(now_s, timeout_s=stall_timeout_s)
         for link in self.links.values():
             link.tick(now_s)

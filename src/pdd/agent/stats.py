@@ -83,9 +83,9 @@ class RoundTrip:
         return self._answers[0][1] if self._answers else None
 
     @property
-    def num_unanswered(self) -> int:
-        """Pings without an answer so far."""
-        return len(self._sent_s)
+    def oldest_unanswered_s(self) -> float | None:
+        """When the oldest ping without an answer was sent; None if all were answered."""
+        return next(iter(self._sent_s.values()), None)
 
     def ping(self, now_s: float) -> int:
         """The nonce of a ping sent now."""

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from pdd import __version__
-from pdd.cli import bench, link, model, serve, services
+from pdd.cli import bench, certs, link, model, serve, services
 from pdd.cli.demo import command as demo
+from pdd.cli.doctor import command as doctor
 from pdd.core.errors import ConfigurationError, PddError
 from pdd.sim.commands import add_subcommands as add_simulator
 
@@ -51,14 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (
-        demo.add_parser,
-        serve.add_parser,
-        services.add_parsers,
-        link.add_parser,
-        model.add_parser,
-        bench.add_parser,
-        add_simulator,
-    ):
-        add(commands)
+    for part in (demo, serve, services, link, model, bench, certs, doctor):
+        part.add_parser(commands)
+    add_simulator(commands)
     return parser

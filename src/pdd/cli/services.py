@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
 
 
-def add_parsers(commands: "Subparsers") -> None:
+def add_parser(commands: "Subparsers") -> None:
     """``pdd agent`` and ``pdd router`` exist."""
     agent = commands.add_parser("agent", help="run the agent beside one engine")
     add_config(agent)

@@ -16,7 +16,8 @@ from pdd.config.schema import PddConfig
 from pdd.core.errors import ConfigurationError
 
 ENV_PREFIX = "PDD_"
-ENV_SECTIONS = ("MODEL", "KV", "AGENT", "ROUTER", "POLICY")
+ENV_SECTIONS = ("MODEL", "KV", "AGENT", "TLS", "ROUTER", "POLICY")
+TLS_FILES = ("cert", "key", "ca")
 
 
 def load_config(path: Path, *, environ: Mapping[str, str] | None = None) -> PddConfig:
@@ -33,7 +34,9 @@ def load_config(path: Path, *, environ: Mapping[str, str] | None = None) -> PddC
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
-    return parse_config(values, source=str(path), environ=os.environ if environ is None else environ)
+    config = parse_config(values, source=str(path), environ=os.environ if environ is None else environ)
+    files = {name: str(path.absolute().parent / getattr(config.tls, name)) for name in TLS_FILES}
+    return config.model_copy(update={"tls": config.tls.model_copy(update=files)})
 
 
 def parse_config(values: dict[str, Any], *, source: str, environ: Mapping[str, str]) -> PddConfig:

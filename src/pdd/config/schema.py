@@ -4,6 +4,7 @@ Quantities people type (``"200mbit"``, ``"15ms"``, ``"2GiB"``) are parsed here; 
 bytes, seconds and bytes per second.
 """
 
+import ipaddress
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -13,6 +14,7 @@ from pdd.core.units import parse_duration_s, parse_rate_bytes_per_s, parse_size_
 Role = Literal["prefill", "relay", "main"]
 PipelineChoice = Literal["auto", "p-md", "p-rld-md"]
 HandoffChoice = Literal["auto", "one-shot", "catch-up"]
+TlsMode = Literal["auto", "on", "off"]
 
 Rate = Annotated[
     float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)
@@ -130,6 +132,21 @@ class AgentConfig(Section):
     """A transfer without progress for this long has failed."""
     connect_timeout_s: Duration = 5.0
     """Bound on connecting to a peer."""
+    max_rate: Rate | None = None
+    """Most an agent sends on one link, e.g. ``"8gbit"``; default: what the line takes."""
+
+
+class TlsConfig(Section):
+    """TLS between agents. KV is the prompt, so it is on wherever it can leave the host."""
+
+    mode: TlsMode = "auto"
+    """``auto``: for engines whose KV port is not on loopback; ``on``: for all; ``off``: none, in clear."""
+    cert: str = "certs/{engine}.crt"
+    """Own certificate, PEM; ``{engine}`` stands for the engine's id. Paths are relative to this file."""
+    key: str = "certs/{engine}.key"
+    """The certificate's private key, PEM, not encrypted."""
+    ca: str = "certs/ca.crt"
+    """The CA that all engines' certificates come from, PEM; several during a change of CA."""
 
 
 class ForwardConfig(Section):
@@ -211,6 +228,7 @@ class PddConfig(Section):
     model: ModelConfig
     kv: KvConfig = KvConfig()
     agent: AgentConfig = AgentConfig()
+    tls: TlsConfig = TlsConfig()
     router: RouterConfig = RouterConfig()
     policy: PolicyConfig = PolicyConfig()
     engines: Annotated[tuple[EngineConfig, ...], Field(min_length=1)]
@@ -236,6 +254,25 @@ class PddConfig(Section):
                 return engine
         raise KeyError(engine_id)
 
+    def uses_tls(self, engine: EngineConfig) -> bool:
+        """Whether KV to this engine is encrypted; all agents read the same file and so agree.
+
+        An engine counts as on loopback only if it both listens there and is dialled there.
+        """
+        if self.tls.mode != "auto":
+            return self.tls.mode == "on"
+        dialled_host = engine.data_address.rpartition(":")[0]
+        return not (is_loopback(engine.host) and is_loopback(dialled_host))
+
     def engines_of(self, role: Role) -> tuple[EngineConfig, ...]:
         """All engines of a role, in the file's order."""
         return tuple(engine for engine in self.engines if engine.role == role)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to the host cannot leave this one; a name other than ``localhost`` might."""
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"

@@ -9,6 +9,7 @@ The class says who has to act; the message names what and where::
     │   └── RemoteProtocolError   the peer sent what the protocol forbids; the connection is dropped
     ├── TransportError
     │   ├── ConnectError          nobody answered at the address
+    │   ├── UntrustedPeerError    one end could not prove to the other who it is
     │   ├── IncompatiblePeerError the peer's KV cache means something else; the differing fields are named
     │   ├── DeadlineError         the peer answered too late
     │   └── ConnectionLostError   the peer went away in the middle
@@ -52,6 +53,19 @@ class TransportError(PddError):
 
 class ConnectError(TransportError):
     """No connection could be made to the address."""
+
+
+class UntrustedPeerError(TransportError):
+    """One end of a connection could not prove to the other who it is.
+
+    Args:
+        reason: One of a few words that metrics count by, e.g. ``certificate`` or ``not_tls``.
+        message: What exactly was wrong, and with whom.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class IncompatiblePeerError(TransportError):

@@ -20,6 +20,12 @@ class TransferOrder(msgspec.Struct, frozen=True):
     transfer: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     targets: Annotated[list[PeerId], msgspec.Meta(min_length=1, max_length=64)]
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    """Higher goes first among masked transfers; below 0 are outliers, which go last."""
+    unmasked: bool = False
+    """Nobody decodes meanwhile: the user waits for this transfer."""
+    hold: bool = False
+    """Nothing goes to another site until the router says resume."""
 
 
 def parse_order(params: object) -> TransferOrder | None:

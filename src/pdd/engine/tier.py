@@ -127,6 +127,9 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
                 transfer=order.transfer,
                 targets=list(order.targets),
                 prompt_tokens=order.prompt_tokens,
+                priority=order.priority,
+                unmasked=order.unmasked,
+                hold=order.hold,
             )
         )
         return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)

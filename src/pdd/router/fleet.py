@@ -173,7 +173,29 @@ class Fleet:
             if not states:
                 missing.append(f"no {words} engine is configured")
             missing.extend(_why_not_ready(state) for state in states)
-        return missing
+        return missing or self._why_no_pair_fits()
+
+    def incompatible(self) -> list[dict[str, str]]:
+        """Pairs of engines whose KV means something else, as their agents found out when they met."""
+        return [
+            {"from": prefill.id, "to": other.id, "reason": str(link.get("reason"))}
+            for prefill in self._config.engines_of("prefill")
+            for other in self._config.engines
+            if (link := self.engines[prefill.id].agent.links.get(other.id, {}))
+            and link.get("state") == "incompatible"
+        ]
+
+    def _why_no_pair_fits(self) -> list[str]:
+        """Why no prefill engine can send to any main engine; empty if one may."""
+        bad = {(pair["from"], pair["to"]): pair["reason"] for pair in self.incompatible()}
+        pairs = [
+            (prefill.id, main.id)
+            for prefill in self._config.engines_of("prefill")
+            for main in self._config.engines_of("main")
+        ]
+        if any(pair not in bad for pair in pairs):
+            return []
+        return [f"{sender} and {receiver}: {bad[sender, receiver]}" for sender, receiver in pairs]
 
 
 def _why_not_ready(state: EngineState) -> str:

@@ -12,6 +12,9 @@ from pdd.router.app import RouterApp
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted; with fewer, the kernel resets those of a thousand clients at once."""
+
 
 def run_router(config: PddConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; the exit status.
@@ -35,7 +38,7 @@ async def _serve(config: PddConfig) -> int:
         access_log=None,
     )
     await runner.setup()
-    site = web.TCPSite(runner, config.router.host, config.router.port)
+    site = web.TCPSite(runner, config.router.host, config.router.port, backlog=BACKLOG)
     try:
         await site.start()
     except OSError as error:

@@ -108,6 +108,12 @@ class RouterMetrics:
             ["engine"],
             registry=r,
         )
+        self.incompatible = Gauge(
+            "pdd_peer_incompatible",
+            "1 if what the engines call KV differs, so that none can be sent",
+            ["src", "dst"],
+            registry=r,
+        )
         self.belief_keys = Gauge(
             "pdd_cache_belief_chunks", "Chunks believed to be in the engine's store", ["engine"], registry=r
         )

@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pdd.core.errors import ConnectionLostError
 
@@ -22,6 +22,14 @@ class Stream(ABC):
     @abstractmethod
     def peer_address(self) -> str:
         """Where the other end is, for logs."""
+
+    @property
+    def peer_names(self) -> frozenset[str] | None:
+        """Engine ids the other end has proved to be its own; None if the transport proves nothing."""
+        return None
+
+    def limit_rate(self, rate_bytes_per_s: float) -> None:  # noqa: B027  # a wish, not a duty
+        """What is sent from now on is paced to the rate, where the transport can."""
 
     @abstractmethod
     def send(self, buffers: Sequence[Buffer], *, timeout_s: float | None = None) -> int:
@@ -75,6 +83,11 @@ class Listener(ABC):
     def address(self) -> str:
         """``host:port`` that peers on this host can dial, with the port that was really bound."""
 
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """How many connections were turned away before ``accept`` gave them out, by reason."""
+        return {}
+
     @abstractmethod
     def accept(self) -> Stream:
         """The next connection.
@@ -97,6 +110,8 @@ class Transport(ABC):
 
         Raises:
             ConnectError: If nobody answers there in time.
+            UntrustedPeerError: If who answers is not trusted, or does not trust this side. The latter may
+                also come later, from the first call that reads.
         """
 
     @abstractmethod

@@ -9,6 +9,8 @@ from typing import Final
 from pdd.core.errors import ConnectionLostError, DeadlineError
 from pdd.transport.base import Buffer, Stream
 
+_SO_MAX_PACING_RATE: Final = 47
+"""From asm-generic/socket.h; Python's ``socket`` does not name it."""
 _MAX_BUFFERS: Final = 512
 """Half of Linux's IOV_MAX, so that a call never exceeds it."""
 
@@ -29,6 +31,10 @@ class SocketStream(Stream):
     def peer_address(self) -> str:
         """Where the other end is, for logs."""
         return self._peer_address
+
+    def limit_rate(self, rate_bytes_per_s: float) -> None:
+        """See ``Stream.limit_rate``."""
+        pace(self._sock, rate_bytes_per_s)
 
     def send(self, buffers: Sequence[Buffer], *, timeout_s: float | None = None) -> int:
         """See ``Stream.send``."""
@@ -94,6 +100,17 @@ class SocketStream(Stream):
             with self._lock:
                 self._num_users -= 1
                 self._close_if_unused()
+
+
+def pace(sock: socket.socket, rate_bytes_per_s: float) -> None:
+    """The kernel spreads what the socket sends over time, if it can pace TCP.
+
+    Source:
+        socket(7), ``SO_MAX_PACING_RATE``: 64 bits wide since Linux 4.20; TCP paces by itself where the
+        interface has no ``fq`` queue.
+    """
+    with suppress(OSError):  # closed meanwhile, or another system
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(int(rate_bytes_per_s), 2**31 - 1))
 
 
 def _drop_sent(rest: list[memoryview], num_bytes: int) -> None:

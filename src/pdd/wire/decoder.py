@@ -30,6 +30,8 @@ from pdd.wire.frames import (
 )
 
 _SCRATCH_BYTES: Final = 256 * 2**10
+_TLS_MAGIC: Final = (0x0316, 0x0315)
+"""First two bytes of a TLS handshake and of a TLS alert record, read as a magic (RFC 8446, section 5.1)."""
 _HEAD_BYTES: Final = PREFIX.size + DATA_FIELDS.size
 
 
@@ -77,10 +79,14 @@ class FrameDecoder:
 
     Args:
         max_piece_bytes: Longest payload taken from this peer.
+        max_control_bytes: Longest control body taken; ``accept_peer`` raises it to the protocol's bound.
     """
 
-    def __init__(self, *, max_piece_bytes: int = MAX_PIECE_BYTES) -> None:
+    def __init__(
+        self, *, max_piece_bytes: int = MAX_PIECE_BYTES, max_control_bytes: int = MAX_CONTROL_BYTES
+    ) -> None:
         self._max_piece_bytes = max_piece_bytes
+        self._max_control_bytes = max_control_bytes
         self._first_bytes = PREFIX.size
         self._control = msgspec.msgpack.Decoder(ControlFrame)
         self._head = memoryview(bytearray(_HEAD_BYTES + DATA_CHECK.size))
@@ -96,6 +102,10 @@ class FrameDecoder:
     def is_at_boundary(self) -> bool:
         """Whether the connection may end here without a frame being cut."""
         return self._part is _Part.PREFIX and self._filled == 0
+
+    def accept_peer(self) -> None:
+        """The peer is known: control frames may be as long as the protocol allows."""
+        self._max_control_bytes = MAX_CONTROL_BYTES
 
     def expect_data_only(self) -> None:
         """A whole DATA header is asked for at once; a control frame is an error from the next frame on.
@@ -187,10 +197,12 @@ class FrameDecoder:
 
     def _begin_frame(self) -> None:
         magic, kind, zero, length, self._checksum = PREFIX.unpack_from(self._head)
+        if magic in _TLS_MAGIC:
+            raise RemoteProtocolError("the peer speaks TLS, this side does not")
         if magic != MAGIC or zero:
             raise RemoteProtocolError("the peer does not speak this protocol")
         is_control = kind == KIND_CONTROL and self._first_bytes == PREFIX.size
-        if is_control and 0 < length <= MAX_CONTROL_BYTES:
+        if is_control and 0 < length <= self._max_control_bytes:
             self._part, self._target, self._filled = _Part.CONTROL_BODY, memoryview(bytearray(length)), 0
         elif kind == KIND_DATA and 0 < length <= self._max_piece_bytes:
             self._part, self._target = _Part.DATA_FIELDS, self._head

@@ -16,6 +16,10 @@ import xxhash
 from msgspec import Meta
 
 WIRE_VERSION: Final = 1
+PROBE_VERSION: Final = 0
+"""A HELLO of this version asks only who answers; it is always refused, as ``probe``."""
+MAX_HELLO_BYTES: Final = 64 * 2**10
+"""Bound on a control frame's body before a peer has been accepted."""
 MAX_CONTROL_BYTES: Final = 4 * 2**20
 """Bound on one control frame's body."""
 MAX_PIECE_BYTES: Final = 64 * 2**20
@@ -73,11 +77,13 @@ class Refused(Frame, frozen=True, tag=3):
     """The connection is not accepted and will be closed.
 
     ``reason`` is ``version``, ``incompatible`` (``fields`` names what differs), ``not_ready`` (no engine
-    has said yet what chunks are) or ``unknown_session``.
+    has said yet what chunks are), ``identity`` (the certificate is another's), ``unknown_session`` or
+    ``probe``. ``peer`` is the refusing agent.
     """
 
     reason: Name
     fields: Annotated[list[Text], Meta(max_length=64)]
+    peer: Name = ""
 
 
 class Offer(Frame, frozen=True, tag=4):

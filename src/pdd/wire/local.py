@@ -49,12 +49,17 @@ class BeginTransfer(Message, frozen=True, tag="begin"):
     """A prefill was accepted whose KV is to be pushed to ``targets`` (peer ids, most urgent first).
 
     ``prompt_tokens`` says how many chunks make the transfer whole: ``prompt_tokens // chunk_tokens``.
+    ``priority``, ``unmasked`` and ``hold`` are the router's words on its place in the line to another site
+    (``pdd.policy.send_order``).
     """
 
     request: str
     transfer: str
     targets: list[str]
     prompt_tokens: int
+    priority: int = 0
+    unmasked: bool = False
+    hold: bool = False
 
 
 class StoreChunks(Message, frozen=True, tag="store"):

@@ -29,8 +29,8 @@ class Fleet:
         self.configure(*ids, **options)
         return [self.agent(engine.id) for engine in self.config.engines]
 
-    def agent(self, engine_id: str) -> RunningAgent:
-        agent = RunningAgent(self.config, engine_id)
+    def agent(self, engine_id: str, *, config: PddConfig | None = None, **options: Any) -> RunningAgent:
+        agent = RunningAgent(config or self.config, engine_id, **options)
         self._stops.append(agent.stop)
         return agent
 
@@ -50,6 +50,10 @@ class Fleet:
         )
         self.config = self.config.model_copy(update={"engines": engines})
         return meddler
+
+    @property
+    def run_dir(self) -> Path:
+        return self._run_dir
 
     def stop(self) -> None:
         for stop in reversed(self._stops):

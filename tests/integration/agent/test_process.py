@@ -4,6 +4,7 @@ import json
 import socket
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -52,6 +53,8 @@ def test_the_control_api_from_order_to_release(fleet: Fleet) -> None:
         "store": {"slots": 0, "used": 0, "leased": 0},
         "transfers": 0,
         "peers": [],
+        "refused": {},
+        "refused_lately": [],
     }
     prefill, main = p.engine(), md.engine()
     events = EventReader(p.control_url)
@@ -90,6 +93,39 @@ def test_a_cancel_over_http(fleet: Fleet) -> None:
     assert events.wait("failed")["reason"] == "cancelled"
     assert time.monotonic() - start_s < 2.0  # an HTTP call included, on a busy machine
     wait_for(lambda: call(md, "/v1/state")[1]["store"]["leased"] == 0, "the receiver's leases to end")
+    events.close()
+    for engine in (prefill, main):
+        engine.close()
+
+
+def test_odd_transfer_names_over_http(fleet: Fleet) -> None:
+    fleet.configure()
+    p, md = start(fleet, "p0"), start(fleet, "md0")
+    prefill, main = p.engine(), md.engine()
+    events = EventReader(p.control_url)
+    for number, name in enumerate(("a/b:c?d#e%20 f", "x" * 200, "..", "ü" * 50)):
+        path = f"/v1/transfers/{urllib.parse.quote(name, safe='')}"
+        prefill.push(name, ["md0"], [f"{number}-{i}" for i in range(3)])
+        events.wait("landed", transfer=name)
+        if name != "..":  # a path of dots means another path to every client
+            assert call(p, path)[1]["role"] == "sender"
+            assert call(md, f"{path}/release", {}) == (200, {"released": True})
+    events.close()
+    for engine in (prefill, main):
+        engine.close()
+
+
+def test_a_held_transfer_is_resumed_over_http(fleet: Fleet) -> None:
+    fleet.configure(sites={"p0": "a", "md0": "b"})
+    p, md = start(fleet, "p0"), start(fleet, "md0")
+    main, prefill = md.engine(), p.engine()
+    events = EventReader(p.control_url)
+    prefill.push("t", ["md0"], range(8), hold=True)
+    wait_for(lambda: call(p, "/v1/transfers/t")[1].get("peers", {}).get("md0"), "the transfer")
+    assert call(p, "/v1/transfers/t")[1]["peers"]["md0"]["state"] == "held"
+    assert call(p, "/v1/transfers/t/resume", {}) == (200, {"resumed": ["md0"]})
+    events.wait("landed")
+    assert call(p, "/v1/transfers/t/resume", {}) == (200, {"resumed": []})
     events.close()
     for engine in (prefill, main):
         engine.close()

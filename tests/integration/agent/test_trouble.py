@@ -16,7 +16,8 @@ CHUNK = 64 * 2**10
 
 def _start(fleet: Fleet) -> tuple[RunningAgent, RunningAgent, FakeEngine, FakeEngine]:
     p, md = fleet.agent("p0"), fleet.agent("md0")
-    return p, md, p.engine(chunk_bytes=CHUNK), md.engine(chunk_bytes=CHUNK)
+    main = md.engine(chunk_bytes=CHUNK)  # first: p dials as soon as it has its engine
+    return p, md, p.engine(chunk_bytes=CHUNK), main
 
 
 def leased(agent: RunningAgent) -> int:

@@ -462,3 +462,22 @@ async def test_ready_only_when_a_whole_path_exists() -> None:
             assert answer.status == 200
         await bed.md0.start()
         await bed.until(lambda: not bed.router.fleet.missing_for_ready())
+
+
+async def test_a_pair_that_does_not_fit_is_no_path_and_is_named() -> None:
+    async with running_bed() as bed:
+        agent = bed.agents["p0"]
+        await agent.say("link", peer="rld0", state="incompatible", reason="dtype: a != b")
+        await bed.until(lambda: bool(bed.router.fleet.incompatible()))
+        async with bed.client.get(f"{bed.url}/ready") as answer:
+            assert answer.status == 200
+            assert (await answer.json())["incompatible"] == [
+                {"from": "p0", "to": "rld0", "reason": "dtype: a != b"}
+            ]
+        await agent.say("link", peer="md0", state="incompatible", reason="hash: a != b")
+        await bed.until(lambda: bool(bed.router.fleet.missing_for_ready()))
+        async with bed.client.get(f"{bed.url}/ready") as answer:
+            assert answer.status == 503
+            assert (await answer.json())["missing"] == ["p0 and md0: hash: a != b"]
+        await agent.say("link", peer="md0", state="up", reason=None)
+        await bed.until(lambda: not bed.router.fleet.missing_for_ready())

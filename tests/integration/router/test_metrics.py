@@ -40,5 +40,7 @@ async def test_every_metric_moves() -> None:
         bed.p0.prefill_s = 5.0
         running = asyncio.create_task(bed.chat("still running", max_tokens=5))
         await bed.until(lambda: bool(bed.p0.running))
+        await agent.say("link", peer="md1", state="incompatible", reason="dtype: a != b")
+        await bed.until(lambda: bool(bed.router.fleet.incompatible()))
         assert {name for name, value in (await values(bed)).items() if not value} == set()
         running.cancel()

@@ -48,12 +48,12 @@ def test_idle_time_does_not_count() -> None:
 def test_a_round_trip_is_known_after_one_pong() -> None:
     trip = RoundTrip()
     nonce = trip.ping(10.0)
-    assert trip.num_unanswered == 1
+    assert trip.oldest_unanswered_s == 10.0
     trip.pong(nonce + 1, 10.1)
     assert trip.rtt_s is None
     trip.pong(nonce, 10.03)
     assert trip.rtt_s == pytest.approx(0.03)
-    assert trip.num_unanswered == 0
+    assert trip.oldest_unanswered_s is None
 
 
 def test_pings_behind_bulk_data_do_not_make_the_line_longer() -> None:

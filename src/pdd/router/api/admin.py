@@ -27,7 +27,12 @@ class AdminHandler:
         """``GET /ready``: 200 once a whole path from P to MD exists, else 503 and what is missing."""
         missing = self._services.fleet.missing_for_ready()
         status = 503 if missing else 200
-        return web.json_response({"ready": not missing, "missing": missing}, status=status)
+        body = {
+            "ready": not missing,
+            "missing": missing,
+            "incompatible": self._services.fleet.incompatible(),
+        }
+        return web.json_response(body, status=status)
 
     async def models(self, _request: web.Request) -> web.Response:
         """``GET /v1/models``."""
@@ -67,6 +72,9 @@ class AdminHandler:
             metrics.engine_up.labels(engine=engine).set(view.healthy)
             metrics.engine_running.labels(engine=engine).set(view.running)
             metrics.peer_state.labels(engine=engine).set(view.kv_ready)
+            for peer, link in state.agent.links.items():
+                is_incompatible = link.get("state") == "incompatible"
+                metrics.incompatible.labels(src=engine, dst=peer).set(is_incompatible)
             metrics.belief_keys.labels(engine=engine).set(len(state.belief))
         return web.Response(
             body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
