@@ -68,7 +68,17 @@ def predicted_wan_s(link: LinkView, delta: DeltaView) -> float:
     """
     if not link.up:
         return float("inf")
-    return (link.queued_bytes + delta.missing_bytes) / link.rate_bytes_per_s + link.rtt_s
+    return wan_time_s(
+        queued_bytes=link.queued_bytes,
+        missing_bytes=delta.missing_bytes,
+        rate_bytes_per_s=link.rate_bytes_per_s,
+        rtt_s=link.rtt_s,
+    )
+
+
+def wan_time_s(*, queued_bytes: int, missing_bytes: int, rate_bytes_per_s: float, rtt_s: float) -> float:
+    """The formula on plain values."""
+    return (queued_bytes + missing_bytes) / rate_bytes_per_s + rtt_s
 
 
 def decide_pipeline(facts: PipelineInput) -> PipelineDecision:
@@ -90,8 +100,24 @@ def decide_pipeline(facts: PipelineInput) -> PipelineDecision:
         return decision("p-rld-md", "forced")
     if not facts.main_reachable:
         return decision("p-rld-md", "no_main_engine")
-    if wan_s <= facts.second_token_slo_s:
-        return decision("p-md", "wan_within_slo")
-    if facts.relay.running >= facts.relay.capacity:
-        return decision("p-md", "relay_full")
-    return decision("p-rld-md", "wan_beyond_slo")
+    return decision(
+        *choose_by_wan_time(
+            wan_s,
+            second_token_slo_s=facts.second_token_slo_s,
+            relay_running=facts.relay.running,
+            relay_capacity=facts.relay.capacity,
+        )
+    )
+
+
+def choose_by_wan_time(
+    wan_s: float, *, second_token_slo_s: float, relay_running: int, relay_capacity: int
+) -> tuple[Pipeline, Reason]:
+    """The rule where both pipelines are possible and nothing is forced; on plain values, for callers that
+    ask a million times.
+    """
+    if wan_s <= second_token_slo_s:
+        return "p-md", "wan_within_slo"
+    if relay_running >= relay_capacity:
+        return "p-md", "relay_full"
+    return "p-rld-md", "wan_beyond_slo"

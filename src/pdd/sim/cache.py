@@ -7,6 +7,7 @@ segments instead of a thousand blocks.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import ceil
 
 ROOT = -1
 
@@ -117,11 +118,12 @@ class PrefixCache:
     def insert(self, segment: int, end_block: int) -> None:
         """The whole path is held and is the most recent; the oldest blocks leave if room is short."""
         held, parent, start = self._held, self._parent, self._start
+        reach_of, renew = held.get, held.move_to_end
         used = self.used_blocks
         end = end_block
         while segment != ROOT:
             begin = start[segment]
-            reach = held.get(segment)
+            reach = reach_of(segment)
             if reach is None:
                 held[segment] = end
                 used += end - begin
@@ -129,7 +131,7 @@ class PrefixCache:
                 if reach < end:
                     held[segment] = end
                     used += end - reach
-                held.move_to_end(segment)
+                renew(segment)
             segment = parent[segment]
             end = begin
         self.used_blocks = used
@@ -139,18 +141,20 @@ class PrefixCache:
     def _evict(self) -> None:
         held, start = self._held, self._start
         excess = self.used_blocks - self.capacity_blocks
+        total = 0
         while excess > 0 and held:
             segment = next(iter(held))
-            length = held[segment] - start[segment]
-            if length <= excess:
+            reach = held[segment]
+            gone = reach - start[segment]
+            if gone <= excess:
                 del held[segment]
-                gone = length
             else:
-                gone = int(-(-excess // 1))
-                held[segment] -= gone
+                gone = ceil(excess)
+                held[segment] = reach - gone
             excess -= gone
-            self.used_blocks -= gone
-            self.evicted_blocks += gone
+            total += gone
+        self.used_blocks -= total
+        self.evicted_blocks += total
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the count is off or a held segment hangs in the air."""

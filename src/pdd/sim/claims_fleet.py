@@ -31,10 +31,11 @@ def order_claims(scenario: Scenario, *, rate_per_s: float, requests: int = 12_00
         raise ConfigurationError("the order claims need a [baseline]")
     work = load_workload(scenario, rate_per_s=rate_per_s, requests=requests)
     paths = build_paths(work)
-    prefill = round(scenario.baseline.chips * BASELINE_SPLIT)
+    engines = scenario.baseline.chips // scenario.baseline.chips_per_engine
+    prefill = max(1, round(engines * BASELINE_SPLIT))
     runs = {
         "one": simulate(
-            one_site(scenario, scenario.baseline, prefill, scenario.baseline.chips - prefill),
+            one_site(scenario, scenario.baseline, prefill, engines - prefill),
             workload=work,
             paths=paths,
         ),

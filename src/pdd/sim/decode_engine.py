@@ -139,7 +139,8 @@ class DecodeEngine:
         if not self.waiting and self._fits(context_tokens, tokens):
             self._advance()
             self._start(request)
-            self._reschedule()
+            if self.num_running:
+                self._reschedule()
         else:
             self.waiting.append((request, context_tokens, tokens))
 
@@ -202,14 +203,13 @@ class DecodeEngine:
         running = self.num_running
         if not running:
             return
-        step = self._step_s = self._times.base_s[running] + self._times.per_context_s * self.context_tokens
+        times = self._times
+        step = self._step_s = times.base_s[running] + times.per_context_s * self.context_tokens
         heap, joined = self._heap, self.joined
-        while True:
-            end, request = heap[0]
-            entry = joined.get(request)
-            if entry is not None and entry[2] == end:
-                break
+        end, request = heap[0]
+        while request not in joined or joined[request][2] != end:
             heappop(heap)
+            end, request = heap[0]
         ends_s = self._since_s + (end - self.mark) * step
         # A wake-up that comes too early re-schedules itself, so only an earlier end needs a new event.
         if ends_s < self._wake_s:
@@ -223,6 +223,9 @@ class DecodeEngine:
         self._advance()
         heap, joined = self._heap, self.joined
         mark = self.mark + 1e-6
+        if not heap or heap[0][0] > mark:
+            self._reschedule()  # woken too early: others joined since
+            return
         done = []
         while heap and heap[0][0] <= mark:
             end, request = heappop(heap)

@@ -191,7 +191,7 @@ def _decode_times(section: RoleSection, roofline: Roofline, tpot_s: float) -> De
     extend_s = (
         flops / (roofline.chips * roofline.chip.bf16_flops_per_s * roofline.efficiency.linear_ratio) / small
     )
-    attention = (roofline.shape.attention_flops(1, 65_536) - roofline.shape.attention_flops(1, 0)) / 65_536
+    attention = roofline.shape.decode_flops(65_536) / 65_536
     return DecodeTimes(
         base_s=base,
         per_context_s=per_context,

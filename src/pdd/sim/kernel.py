@@ -54,7 +54,7 @@ class Kernel:
         events = index = 0
         coming = arrivals[0] if len(arrivals) and on_arrival is not None else inf
         while heap or coming < inf:
-            if not heap or coming < heap[0][0]:
+            if coming < (heap[0][0] if heap else inf):
                 if coming > until_s:
                     break
                 self.now_s = coming
@@ -63,11 +63,12 @@ class Kernel:
                 assert on_arrival is not None
                 on_arrival(current)
             else:
-                time_s = heap[0][0]
-                if time_s > until_s:
+                item = heappop(heap)
+                if item[0] > until_s:
+                    heappush(heap, item)
                     break
-                self.now_s, _, _, action, argument = heappop(heap)
-                action(argument)
+                self.now_s = item[0]
+                item[3](item[4])
             events += 1
             if on_progress is not None and not events & 0x3FFF:
                 on_progress(self.now_s)

@@ -33,12 +33,17 @@ class KvFootprint:
         window_bytes_per_token: Of the layers that keep only the last tokens.
         window_tokens: How many they keep; 0 if there are none.
         state_bytes: Fixed recurrent state of linear-attention layers.
+        selected_bytes_per_token: Of ``bytes_per_token``, what a decode step reads only of the tokens that an
+            indexer selects.
+        selected_tokens: How many it selects; 0 without an indexer.
     """
 
     bytes_per_token: float
     window_bytes_per_token: float = 0.0
     window_tokens: int = 0
     state_bytes: float = 0.0
+    selected_bytes_per_token: float = 0.0
+    selected_tokens: int = 0
 
     def request_bytes(self, tokens: float) -> float:
         """All of a request's KV cache."""
@@ -118,7 +123,12 @@ def _mla(config: Mapping[str, Any], layout: KvLayout, indexer: IndexerLayout) ->
     width = need(config, "kv_lora_rank") + need(config, "qk_rope_head_dim")
     entry = FP8_MLA_ENTRY_BYTES if layout == "fp8_mla" else width * (2 if layout == "bf16" else 1)
     indexers = int(config.get("num_indexer_layers") or layers)
-    return KvFootprint(bytes_per_token=layers * entry + indexers * _indexer_bytes(config, layout, indexer))
+    top_k = int(config.get("index_topk") or 0)
+    return KvFootprint(
+        bytes_per_token=layers * entry + indexers * _indexer_bytes(config, layout, indexer),
+        selected_bytes_per_token=layers * entry if top_k else 0.0,
+        selected_tokens=top_k,
+    )
 
 
 def _compressed(config: Mapping[str, Any], layout: KvLayout, indexer: IndexerLayout) -> KvFootprint:

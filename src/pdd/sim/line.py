@@ -144,7 +144,9 @@ class Line:
             rank = transfer_rank_s(view, order)
         flow = Flow(request, num_bytes, rank + hold_s, on_done)
         self.offered_bytes += num_bytes
-        self._advance(now)
+        if self._num_moving:
+            self._mark += (now - self._since_s) * self._rate
+        self._since_s = now
         if self._num_moving < profile.pool:
             self._start(flow)
         else:
@@ -238,6 +240,9 @@ class Line:
         # What rounding of the clock and of a long sum may leave: without it a flow could wake for ever at
         # one instant.
         mark = self._mark * (1 + 1e-15) + self._rate * self._kernel.now_s * 2e-15 + 1e-9
+        if moving and moving[0][0] > mark and moving[0][2].state == MOVING:
+            self._share()  # woken too early: others joined since
+            return
         done = []
         while moving and (moving[0][2].state != MOVING or moving[0][0] <= mark):
             flow = heappop(moving)[2]

@@ -22,21 +22,30 @@ class AttentionGroup:
         flops_per_pair: Floating point operations per pair of query and visible key, in one layer.
         max_visible: Most keys one query attends to (window or top-k); None if all.
         stride: One key stands for so many tokens (compressed attention).
+        flops_per_cached: Per cached token and layer, once a prefill chunk: expanding MLA's latent to keys and
+            values.
+        decode_flops_per_pair: As ``flops_per_pair`` in decode (MLA: on the latents); None: the same.
     """
 
     layers: int
     flops_per_pair: float
     max_visible: int | None = None
     stride: int = 1
+    flops_per_cached: float = 0.0
+    decode_flops_per_pair: float | None = None
 
     def flops_per_query(self, context_tokens: float) -> float:
-        """Work of one query over a context of that many tokens."""
+        """Work of one prefill query over a context of that many tokens."""
+        return self.layers * self.flops_per_pair * self._visible(context_tokens)
+
+    def decode_flops(self, context_tokens: float) -> float:
+        """Work of one decode step's query over a context."""
+        pair = self.flops_per_pair if self.decode_flops_per_pair is None else self.decode_flops_per_pair
+        return self.layers * pair * self._visible(context_tokens)
+
+    def _visible(self, context_tokens: float) -> float:
         visible = context_tokens / self.stride
-        return (
-            self.layers
-            * self.flops_per_pair
-            * (visible if self.max_visible is None else min(visible, self.max_visible))
-        )
+        return visible if self.max_visible is None else min(visible, self.max_visible)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,12 @@ class ModelShape:
         """Work of attention for a run of queries that follow a cached prefix (causal, trapezoid rule)."""
         first = sum(group.flops_per_query(cached_tokens) for group in self.attention)
         last = sum(group.flops_per_query(cached_tokens + query_tokens) for group in self.attention)
-        return query_tokens * (first + last) / 2
+        expand = sum(group.layers * group.flops_per_cached for group in self.attention)
+        return query_tokens * (first + last) / 2 + expand * cached_tokens
+
+    def decode_flops(self, context_tokens: float) -> float:
+        """Attention work of one decode step for one request of that context."""
+        return sum(group.decode_flops(context_tokens) for group in self.attention)
 
     def touched_expert_ratio(self, tokens: float) -> float:
         """Expected share of the routed experts that at least one of ``tokens`` visits, routing being
@@ -193,24 +207,7 @@ def _attention_params(config: Mapping[str, Any]) -> int:
 def _attention_groups(config: Mapping[str, Any]) -> tuple[AttentionGroup, ...]:
     layers, heads = need(config, "num_hidden_layers"), need(config, "num_attention_heads")
     if config.get("kv_lora_rank"):
-        pair = (
-            2
-            * heads
-            * (
-                need(config, "qk_nope_head_dim")
-                + need(config, "qk_rope_head_dim")
-                + need(config, "v_head_dim")
-            )
-        )
-        top_k = config.get("index_topk")
-        if not top_k:
-            return (AttentionGroup(layers=layers, flops_per_pair=pair),)
-        indexers = int(config.get("num_indexer_layers") or layers)
-        index = 2 * need(config, "index_n_heads") * need(config, "index_head_dim")
-        return (
-            AttentionGroup(layers=layers, flops_per_pair=pair, max_visible=int(top_k)),
-            AttentionGroup(layers=indexers, flops_per_pair=index),
-        )
+        return _mla_groups(config, layers, heads)
     pair = 4 * heads * head_dim(config)
     kinds = config.get("layer_types") or []
     full = sum(kind == "full_attention" for kind in kinds) if kinds else layers
@@ -221,3 +218,38 @@ def _attention_groups(config: Mapping[str, Any]) -> tuple[AttentionGroup, ...]:
             AttentionGroup(layers=sliding, flops_per_pair=pair, max_visible=need(config, "sliding_window"))
         )
     return tuple(groups)
+
+
+def _mla_groups(config: Mapping[str, Any], layers: int, heads: int) -> tuple[AttentionGroup, ...]:
+    """MLA's two forms of one product.
+
+    Expanded, the latents become keys and values of each head first: fewest operations per pair, but all
+    cached latents are expanded again for each chunk. Absorbed, queries are brought to the latents' space:
+    3.4 times the work per pair, nothing to expand. Engines prefill dense MLA expanded and decode it
+    absorbed. Sparse MLA is absorbed throughout: each query selects its own keys, so nothing expanded would
+    be shared.
+
+    Source:
+        DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C; vllm/model_executor/layers/attention/
+        mla_attention.py@0.32.0 (``forward_mha``, ``forward_mqa``).
+    """
+    rank, rope = need(config, "kv_lora_rank"), need(config, "qk_rope_head_dim")
+    nope, value = need(config, "qk_nope_head_dim"), need(config, "v_head_dim")
+    expanded = 2 * heads * (nope + rope + value)
+    absorbed = 2 * heads * (2 * rank + rope)
+    top_k = config.get("index_topk")
+    if not top_k:
+        return (
+            AttentionGroup(
+                layers=layers,
+                flops_per_pair=expanded,
+                flops_per_cached=2 * rank * heads * (nope + value),
+                decode_flops_per_pair=absorbed,
+            ),
+        )
+    indexers = int(config.get("num_indexer_layers") or layers)
+    index = 2 * need(config, "index_n_heads") * need(config, "index_head_dim")
+    return (
+        AttentionGroup(layers=layers, flops_per_pair=absorbed, max_visible=int(top_k)),
+        AttentionGroup(layers=indexers, flops_per_pair=index),
+    )

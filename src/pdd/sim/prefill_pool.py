@@ -145,7 +145,7 @@ class PrefillPool:
             batch.append(request)
             parts.append((tail, inputs[request] - tail))
             room -= tail
-        spent += self._time.batch_s(parts)
+        spent += self._time.batch_s(parts) if len(parts) > 1 else self._time.alone_s(*parts[0])
         self._busy[engine] = True
         if not queue:
             self._until_s[engine] = now + spent
@@ -190,6 +190,7 @@ class _ChunkTimer:
             if all(group.max_visible is None for group in groups)
             else None
         )
+        self._expand_s = sum(group.layers * group.flops_per_cached for group in groups) / self._attention_rate
         self._kv_s = roofline.kv.bytes_per_token / (
             chips * roofline.chip.hbm_bytes_per_s * efficiency.bandwidth_ratio
         )
@@ -199,13 +200,21 @@ class _ChunkTimer:
 
     def alone_s(self, query: int, cached: int) -> float:
         """One prompt's tail alone, cut into chunks only if measured curves say so."""
-        return self.batch_s([(query, cached)])
+        pair_s = self._pair_s
+        if self._measured is not None or pair_s is None or self._is_parallel:
+            return self.batch_s([(query, cached)])
+        # As ``batch_s`` for one part, which most batches are.
+        attention = pair_s * query * (cached + 0.5 * query) + self._expand_s * cached
+        compute = self._linear_s * -(-query // self._tile) * self._tile + attention
+        memory = (self._dense_read_s or self._roofline.weight_read_s(query)) + cached * self._kv_s
+        return (compute if compute > memory else memory) + self._overhead_s
 
     def rough_s(self, query: int, cached: int) -> float:
         """As ``alone_s`` without floors and tiles: what a queue's length is estimated from."""
         if self._measured is not None or self._pair_s is None:
             return self.alone_s(query, cached)
-        return self._overhead_s + query * (self._linear_s + self._pair_s * (cached + 0.5 * query))
+        attention_s = query * self._pair_s * (cached + 0.5 * query) + self._expand_s * cached
+        return self._overhead_s + query * self._linear_s + attention_s
 
     def batch_s(self, parts: list[tuple[int, int]]) -> float:
         """One chunk of several prompts' tails."""
@@ -217,7 +226,7 @@ class _ChunkTimer:
             total += query
             prefix += cached
             if pair_s is not None:
-                attention += pair_s * query * (cached + 0.5 * query)
+                attention += pair_s * query * (cached + 0.5 * query) + self._expand_s * cached
             else:
                 attention += self._roofline.shape.attention_flops(query, cached) / self._attention_rate
         compute = self._linear_s * -(-total // self._tile) * self._tile + attention

@@ -129,7 +129,8 @@ class Roofline:
         """``(base_s, s_per_context_token)`` of a decode step: what reading weights costs, and each cached
         token.
 
-        Attention in decode is bound by reading KV, weights by the larger of reading and multiplying.
+        Weights and attention each take the larger of reading and multiplying; MLA with many heads multiplies.
+        What an indexer selects is a fixed read per request (contexts are taken to be longer than that).
         """
         multiply = 2 * self.shape.active_params * batch / self._linear_flops_per_s
         base = (
@@ -137,11 +138,20 @@ class Roofline:
             + self.collective_s(batch)
             + self.efficiency.step_overhead_s
         )
-        return base, self._kv_read_bytes_per_token / self._bytes_per_s
-
-    @property
-    def _kv_read_bytes_per_token(self) -> float:
-        return self.kv.bytes_per_token
+        kv, rate = self.kv, self._attention_flops_per_s
+        growing = sum(group.decode_flops(1.0) for group in self.shape.attention if group.max_visible is None)
+        per_context = max(
+            (kv.bytes_per_token - kv.selected_bytes_per_token) / self._bytes_per_s, growing / rate
+        )
+        if kv.selected_tokens:
+            selected = sum(
+                group.decode_flops(float(kv.selected_tokens))
+                for group in self.shape.attention
+                if group.max_visible is not None
+            )
+            read_s = kv.selected_bytes_per_token * kv.selected_tokens / self._bytes_per_s
+            base += batch * max(read_s, selected / rate)
+        return base, per_context
 
     def max_batch(self, context_tokens: float) -> int:
         """Requests of that context whose KV fits the device memory."""

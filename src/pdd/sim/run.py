@@ -13,9 +13,8 @@ from math import inf
 from pdd.policy.affinity import CacheCandidate, place_near_cache
 from pdd.policy.handoff import HandoffParams, Mode, catch_up_ends, decide_handoff
 from pdd.policy.outlier import OutlierInput, decide_outlier
-from pdd.policy.pipeline import PipelineInput, decide_pipeline
+from pdd.policy.pipeline import choose_by_wan_time, wan_time_s
 from pdd.policy.relay_threshold import RelayThresholdParams, relay_threshold_s
-from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.policy.wan_order import WanOrderParams
 from pdd.sim.cache import ROOT, PrefixCache
 from pdd.sim.decode_engine import Admission, DecodeEngine
@@ -52,6 +51,9 @@ class FleetRun:
         self.relays_allowed = fleet.architecture.startswith("pdd")
         self._num_done = self._num_rejected = 0
         self._kv = parts.kv
+        self._kv_only_grows = not self._kv.fixed_bytes(1.0)
+        self._block_tokens = workload.block_tokens
+        self._inputs, self._outputs = workload.input_tokens, workload.output_tokens
         self._block_bytes = round(parts.kv.bytes_per_token * workload.block_tokens)
         self._fast = scenario.fast_link
         self._build_prefill(fleet.prefill, fleet.local_prefill if fleet.architecture == "prfaas" else None)
@@ -84,6 +86,7 @@ class FleetRun:
 
     def _build_main(self, section: RoleSection) -> None:
         model = self._main_model = self.parts.role(section, "main")
+        self._main_capacity_tokens = model.decode.capacity_tokens
         count = section.engines
         self.mains = [
             DecodeEngine(self.kernel, model.decode, on_start=self._main_starts, on_done=self._main_done)
@@ -110,13 +113,6 @@ class FleetRun:
         self._relay_mode: list[Mode] = ["catch-up"] * section.engines
         mean = sum(self.workload.input_tokens) / len(self.workload)
         self._relay_capacity = max(1, min(section.max_batch, _slots(model, mean)))
-        self._relay_views = {
-            (engine, load): EngineView(
-                id=str(engine), healthy=True, running=load, capacity=self._relay_capacity
-            )
-            for engine in range(section.engines)
-            for load in range(self._relay_capacity + 1)
-        }
 
     def _build_line(self, profile: LineProfile | None) -> None:
         scenario, policy = self.parts.scenario, self.policy
@@ -150,7 +146,16 @@ class FleetRun:
             busy_ratio=policy.busy_ratio,
             idle_ratio=policy.idle_ratio,
         )
-        self._threshold_params = RelayThresholdParams(stretch_ratio=policy.relay_stretch_ratio)
+        params = RelayThresholdParams(stretch_ratio=policy.relay_stretch_ratio)
+        capacity = self._relay_capacity if self.relays else 1
+        self._threshold_s = [
+            relay_threshold_s(
+                second_token_slo_s=policy.second_token_slack,
+                relay_load_ratio=load / capacity,
+                params=params,
+            )
+            for load in range(capacity + 1)
+        ]
 
     def run(self, *, on_progress: Callable[[float], None] | None = None) -> RunTotals:
         """Plays all arrivals and up to ``DRAIN_S`` of what they left open."""
@@ -185,8 +190,8 @@ class FleetRun:
 
     def _enter(self, request: int) -> None:
         self.actual_arrival_s[request] = self.kernel.now_s
-        tokens, output = self.workload.input_tokens[request], self.workload.output_tokens[request]
-        if not self.mains[0].fits_ever(tokens, output):
+        tokens, output = self._inputs[request], self._outputs[request]
+        if tokens + output > self._main_capacity_tokens:
             self.outcome.pipeline[request] = REJECTED
             self._num_rejected += 1
             self._follow_up(request)
@@ -217,14 +222,14 @@ class FleetRun:
         """Sets the request's MD and returns the tokens it holds of the prompt."""
         load = self._main_load
         chosen = load.index(min(load))
-        hit = self._main_hit(request, chosen, tokens)
+        hit = self._main_hit(request, chosen, tokens) if self._has_drc else 0
         home = self._home_of_warm.get(request, -1)
         if home < 0:
             parent = self.workload.parent[request]
             home = self._main_of[parent] if parent >= 0 else -1
-        if home >= 0 and self._has_drc:
+        if home >= 0 and home != chosen and self._has_drc:
             home_hit = self._main_hit(request, home, tokens)
-            if home != chosen and home_hit > hit:
+            if home_hit > hit:
                 if self.mains[home].has_room(tokens, output):
                     # No wait and less to send: the policy could only say the same.
                     chosen, hit = home, home_hit
@@ -254,11 +259,10 @@ class FleetRun:
         return hit
 
     def _main_hit(self, request: int, engine: int, tokens: int) -> int:
-        if not self._has_drc:
-            return 0
         paths = self.paths
         hit = self.main_caches[engine].hit_blocks(paths.prompt_segment[request], paths.prompt_blocks[request])
-        return min(hit * self.workload.block_tokens, tokens - 1)
+        hit *= self._block_tokens
+        return hit if hit < tokens else tokens - 1
 
     def _main_wait_s(self, engine: int, tokens: int, output: int) -> float:
         """A rough wait for a place: those queued ahead, at the pace at which places become free."""
@@ -280,32 +284,24 @@ class FleetRun:
         # rule forbids.
         running = 0 if self.architecture == "pdd-with-p-rld" else self._relay_load[relay]
         capacity = self._relay_capacity
-        threshold_s = relay_threshold_s(
-            second_token_slo_s=self.policy.second_token_slack,
-            relay_load_ratio=running / capacity,
-            params=self._threshold_params,
-        )
+        # Beyond its capacity a relay queues: the threshold stays that of a full one.
+        threshold_s = self._threshold_s[running if running < capacity else capacity]
         rate = line.share_bytes_per_s
-        fits_relay = self.relays[relay].fits_ever(self.workload.input_tokens[request], output)
-        decision = decide_pipeline(
-            PipelineInput(
-                forced="auto",
-                not_relayable=None if fits_relay else "prompt larger than the relay's memory",
-                link=LinkView(
-                    rate_bytes_per_s=rate / self._sent_shrink,
-                    rtt_s=self._profile.rtt_s,
-                    queued_bytes=int(line.queue_s() * rate),
-                ),
-                delta=DeltaView(
-                    missing_chunks=-(-missing // self.workload.block_tokens), chunk_bytes=self._block_bytes
-                ),
-                relay=self._relay_views[relay, running if running < capacity else capacity],
-                main_reachable=True,
-                second_token_slo_s=threshold_s,
-                max_tokens=output,
-            )
+        wan_s = wan_time_s(
+            queued_bytes=int(line.queue_s() * rate) if line.waiting_bytes else 0,
+            missing_bytes=-(-missing // self.workload.block_tokens) * self._block_bytes,
+            rate_bytes_per_s=rate / self._sent_shrink,
+            rtt_s=self._profile.rtt_s,
         )
-        if decision.pipeline == "p-md":
+        pipeline, _ = choose_by_wan_time(
+            wan_s, second_token_slo_s=threshold_s, relay_running=running, relay_capacity=capacity
+        )
+        # A single token needs no second engine; a prompt larger than the relay's memory cannot have one.
+        if (
+            pipeline == "p-md"
+            or output <= 1
+            or not self.relays[relay].fits_ever(self._inputs[request], output)
+        ):
             self.outcome.pipeline[request] = P_MD
             return
         self.outcome.pipeline[request] = P_RLD if self.architecture == "pdd-with-p-rld" else P_RLD_MD
@@ -319,8 +315,12 @@ class FleetRun:
         line = self.line
         if line is None or self.outcome.pipeline[request] == P_RLD:
             return
-        tokens = self.workload.input_tokens[request]
-        num_bytes = self._kv.delta_bytes(tokens, self.outcome.main_hit_tokens[request]) * self._sent_shrink
+        tokens = self._inputs[request]
+        hit = self.outcome.main_hit_tokens[request]
+        if self._kv_only_grows:
+            num_bytes = (tokens - hit) * self._kv.bytes_per_token * self._sent_shrink
+        else:
+            num_bytes = self._kv.delta_bytes(tokens, hit) * self._sent_shrink
         self.outcome.wan_bytes[request] = num_bytes
         relay = self._relay_of.get(request)
         load = self._relay_load[relay] / self._relay_capacity if relay is not None else 0.0
@@ -352,10 +352,10 @@ class FleetRun:
         kernel, outcome = self.kernel, self.outcome
         now = kernel.now_s
         outcome.first_s[request] = now
-        if self.workload.output_tokens[request] == 1:
+        if self._outputs[request] == 1:
             self._finish(request)
             return
-        tokens = self.workload.input_tokens[request]
+        tokens = self._inputs[request]
         if self.line is None or self._is_local[request]:
             pool = (
                 self.prefill
@@ -413,39 +413,33 @@ class FleetRun:
             paths = self.paths
             cache = self.main_caches[self._main_of[request]]
             cache.insert(paths.full_segment[request], paths.full_blocks[request])
-        self._join_main(request)
+        self.mains[self._main_of[request]].join(request, self._inputs[request], self._outputs[request] - 1)
 
     def _join_main(self, request: int) -> None:
-        work = self.workload
-        self.mains[self._main_of[request]].join(
-            request, work.input_tokens[request], work.output_tokens[request] - 1
-        )
+        self.mains[self._main_of[request]].join(request, self._inputs[request], self._outputs[request] - 1)
 
     # -- relay
 
     def _reach_relay(self, request: int) -> None:
         if request in self._relay_of:  # else MD was faster than the fast link
-            work = self.workload
-            self.relays[self._relay_of[request]].join(
-                request, work.input_tokens[request], work.output_tokens[request] - 1
-            )
+            relay = self.relays[self._relay_of[request]]
+            relay.join(request, self._inputs[request], self._outputs[request] - 1)
 
     def _relay_starts(self, request: int) -> Admission | None:
         relay = self._relay_of.get(request)
         if relay is None or self.outcome.is_done[request]:
             return None  # MD took over while it queued
-        work = self.workload
-        tokens = work.input_tokens[request]
+        tokens = self._inputs[request]
         assert self._relay_model is not None
         hold_s = tokens * self._relay_model.load_s_per_token
         self.outcome.was_relayed[request] = 1
         self.outcome.second_s[request] = self.kernel.now_s + hold_s + self.relays[relay].step_s
-        return Admission(context_tokens=tokens, tokens=work.output_tokens[request] - 1, hold_s=hold_s)
+        return Admission(context_tokens=tokens, tokens=self._outputs[request] - 1, hold_s=hold_s)
 
     def _relay_done(self, request: int) -> None:
         """The whole answer came from the relay: its transfer is cancelled at once."""
         outcome = self.outcome
-        outcome.relay_tokens[request] = self.workload.output_tokens[request] - 1
+        outcome.relay_tokens[request] = self._outputs[request] - 1
         outcome.pipeline[request] = P_RLD
         self._release_relay(request)
         flow = self._flows.pop(request, None)
@@ -461,16 +455,16 @@ class FleetRun:
     # -- main decode
 
     def _main_starts(self, request: int) -> Admission | None:
-        outcome, work = self.outcome, self.workload
+        outcome = self.outcome
         if outcome.is_done[request]:
             return None
-        tokens, output = work.input_tokens[request], work.output_tokens[request]
+        tokens, output = self._inputs[request], self._outputs[request]
         main = self.mains[self._main_of[request]]
         load_s = tokens * self._main_model.load_s_per_token
         if request in self._relay_of:
             return self._hand_over(request, tokens, output, main, load_s)
         now = self.kernel.now_s
-        tail = tokens % work.block_tokens
+        tail = tokens % self._block_tokens
         if outcome.pipeline[request] == MD_ONLY:
             tail = tokens - outcome.main_hit_tokens[request]
             outcome.first_s[request] = now + load_s + main.extend_time_s(tail, tokens) + main.step_s
@@ -479,7 +473,7 @@ class FleetRun:
                 self.main_caches[self._main_of[request]].insert(
                     self.paths.full_segment[request], self.paths.full_blocks[request]
                 )
-        hold_s = load_s + main.extend_time_s(tail, tokens)
+        hold_s = load_s + (main.extend_time_s(tail, tokens) if tail else 0.0)
         if self.line is not None:
             hold_s += self._profile.rtt_s
         outcome.second_s[request] = max(outcome.first_s[request], now + hold_s) + main.step_s
@@ -542,14 +536,15 @@ class FleetRun:
             self._finish(request)
 
     def _finish(self, request: int) -> None:
-        outcome, work = self.outcome, self.workload
+        outcome = self.outcome
         outcome.is_done[request] = 1
         outcome.end_s[request] = self.kernel.now_s
-        self._main_load[self._main_of[request]] -= work.input_tokens[request] + work.output_tokens[request]
+        self._main_load[self._main_of[request]] -= self._inputs[request] + self._outputs[request]
         if request in self._relay_of:
             self._leave_relay(request)
         self._num_done += 1
-        self._follow_up(request)
+        if request in self._successor:
+            self._follow_up(request)
 
     def _follow_up(self, request: int) -> None:
         """A turn that waited for this answer comes after its gap."""

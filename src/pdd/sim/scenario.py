@@ -207,8 +207,6 @@ class PolicySection(Section):
     """MD computes uncached tails up to so many tokens itself, without P and line; 0: never."""
     hot_prefix_copies: Annotated[int, Field(ge=0)] = 0
     """Prefixes shared by several sessions are kept on all MDs at start; 0: no, 1: yes."""
-    relay_prefills: bool = False
-    """RLD engines prefill too while they have no request to decode."""
     hold_outliers: bool = False
     """Transfers that would land after their request ended are queued last."""
     outlier_output_tokens: Count = 2000

@@ -42,6 +42,33 @@ def test_parameters_follow_from_the_configuration(
     assert shape.active_params / 1e9 == pytest.approx(active_billion, rel=0.03)
 
 
+def test_dense_mla_expands_cached_latents_in_prefill_and_works_on_latents_in_decode() -> None:
+    """DeepSeek-V3: 61 layers, 128 heads of 128 + 64 and 128, latents of 512 + 64."""
+    shape = model_shape(load_model_config("deepseek-v3"))
+    pairs, heads = 61 * 1000 * (60_000 + 500), 128
+    expand = 61 * 60_000 * 2 * 512 * heads * (128 + 128)
+    assert shape.attention_flops(1000, 60_000) == pytest.approx(pairs * 2 * heads * (192 + 128) + expand)
+    assert shape.decode_flops(60_000) == pytest.approx(61 * 60_000 * 2 * heads * (576 + 512))
+
+
+def test_sparse_mla_attends_to_what_its_indexer_selects() -> None:
+    shape = model_shape(load_model_config("deepseek-v3.2"))
+    selected = 61 * 2048 * 2 * 128 * (576 + 512)
+    scored = 61 * 60_000 * 2 * 64 * 128
+    assert shape.decode_flops(60_000) == pytest.approx(selected + scored)
+    assert shape.attention_flops(1, 60_000) == pytest.approx(selected + scored, rel=1e-4)
+
+
+def test_an_indexer_bounds_what_decode_reads() -> None:
+    scenario = load_scenario(PAPER.with_name("paper-mla.toml"))
+    roofline = build_parts(scenario).role(scenario.fleet.main, "main").roofline
+    base, per_context = roofline.decode_terms(1)
+    chip_bytes_per_s = 8 * 4.8e12 * 0.8
+    scoring_s = 61 * 2 * 64 * 128 / (8 * 989e12 * 0.5)
+    assert per_context == pytest.approx(max(61 * 132 / chip_bytes_per_s, scoring_s))
+    assert base > 2048 * 61 * 656 / chip_bytes_per_s
+
+
 def test_a_model_whose_shape_is_unknown_says_what_is_missing() -> None:
     with pytest.raises(ConfigurationError, match="hidden_size"):
         model_shape(load_model_config("deepseek-v4-pro"))
