@@ -37,7 +37,7 @@ def test_prefill_asks_for_one_token_and_carries_the_order() -> None:
     assert body["sampling_params"]["prompt_logprobs"] == 1
     assert body["cache_salt"] == "s"
     assert body["kv_transfer_params"] == {
-        "pdd": {"transfer": "t", "targets": ["rld0", "md0"], "prompt_tokens": 3, "unmasked": False}
+        "pdd": {"transfer": "t", "targets": ["rld0", "md0"], "prompt_tokens": 3}
     }
     alone = job().prefill_body(1, [], transfer="t", targets=("md0",), whole_on_main=False)
     assert alone["kv_transfer_params"]["pdd"]["unmasked"] is True

@@ -121,15 +121,16 @@ class Job:
             params.pop("prompt_logprobs", None)
         body = self._body(leg, sent, params)
         if targets:
-            body["kv_transfer_params"] = {
-                "pdd": {
-                    "transfer": transfer,
-                    "targets": list(targets),
-                    "prompt_tokens": len(self.rendered.token_ids) + len(sent),
-                    "unmasked": len(targets) == 1,
-                    **({"hold": True, "priority": LAST_PRIORITY} if held else {}),
-                }
+            order: dict[str, Any] = {
+                "transfer": transfer,
+                "targets": list(targets),
+                "prompt_tokens": len(self.rendered.token_ids) + len(sent),
             }
+            if len(targets) == 1:
+                order["unmasked"] = True  # no relay decodes meanwhile: the client waits for this transfer
+            if held:
+                order |= {"hold": True, "priority": LAST_PRIORITY}
+            body["kv_transfer_params"] = {"pdd": order}
         return body
 
     def decode_body(self, leg: int, sent: list[int]) -> dict[str, Any]:
