@@ -32,7 +32,7 @@ ROLES = {
 }
 LEASE_S = 2.0
 FREE_WITHIN_S = LEASE_S + 5.0
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 CANCELLED_RATIO = 0.2
 WORDS = [
     "light",
@@ -281,7 +281,7 @@ class Soak:
 
     def _violation(self, question: Question, what: str) -> None:
         record = self._bed.router.records.get(question.id)
-        story = f"{record.attempts} attempts: {record.failures}" if record else "unknown"
+        story = f"{record.attempts} attempts: {record.as_json()}" if record else "unknown"
         self.report.violations.append(f"{question.id}: {what} ({story})")
 
 
