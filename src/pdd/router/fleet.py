@@ -289,19 +289,19 @@ class Fleet:
 
         Once it existed, P and any decode engine are enough: RLD serves while the far site is dark.
         """
-        missing = self._missing()
+        missing = self._missing_towards("main")
         if not missing:
             self._was_whole = True
-        elif self._was_whole and self._any_ready("prefill") and self._any_ready("relay"):
+        elif self._was_whole and not self._missing_towards("relay"):
             return []
         return missing
 
     def _any_ready(self, role: Role) -> bool:
         return any(view.healthy and view.kv_ready for view in self.views(role))
 
-    def _missing(self) -> list[str]:
+    def _missing_towards(self, decode: Role) -> list[str]:
         missing: list[str] = []
-        roles: tuple[tuple[Role, str], ...] = (("prefill", "prefill"), ("main", "main decode"))
+        roles: tuple[tuple[Role, str], ...] = (("prefill", "prefill"), (decode, f"{decode} decode"))
         for role, words in roles:
             states = [self.engines[engine.id] for engine in self._in_service if engine.role == role]
             if self._any_ready(role):
@@ -309,25 +309,28 @@ class Fleet:
             if not states:
                 missing.append(f"no {words} engine is configured")
             missing.extend(_why_not_ready(state) for state in states)
-        return missing or self._why_no_pair_fits()
+        return missing or self._why_no_pair_fits(decode)
 
     def incompatible(self) -> list[dict[str, str]]:
         """Pairs of engines whose KV means something else, as their agents found out when they met."""
         return [
             {"from": prefill.id, "to": other.id, "reason": str(link.get("reason"))}
-            for prefill in self._config.engines_of("prefill")
-            for other in self._config.engines
+            for prefill in self._in_service
+            if prefill.role == "prefill"
+            for other in self._in_service
             if (link := self.engines[prefill.id].agent.links.get(other.id, {}))
             and link.get("state") == "incompatible"
         ]
 
-    def _why_no_pair_fits(self) -> list[str]:
-        """Why no prefill engine can send to any main engine; empty if one may."""
+    def _why_no_pair_fits(self, decode: Role) -> list[str]:
+        """Why no prefill engine can send to any engine of the decode role; empty if one may."""
         bad = {(pair["from"], pair["to"]): pair["reason"] for pair in self.incompatible()}
         pairs = [
-            (prefill.id, main.id)
-            for prefill in self._config.engines_of("prefill")
-            for main in self._config.engines_of("main")
+            (prefill.id, other.id)
+            for prefill in self._in_service
+            if prefill.role == "prefill"
+            for other in self._in_service
+            if other.role == decode
         ]
         if any(pair not in bad for pair in pairs):
             return []
