@@ -261,7 +261,7 @@ class TestStrangers:
 
 
 def test_an_address_that_leads_to_another_agent_is_named(fleet: Fleet) -> None:
-    fleet.configure("p0", "md0", "md1", stall_timeout_s=1)
+    fleet.configure("p0", "md0", "md1", stall_timeout_s=6)
     where = fleet.config.engine("md1").data_address
     engines = tuple(
         e.model_copy(update={"advertise": where}) if e.id == "md0" else e for e in fleet.config.engines
