@@ -261,7 +261,7 @@ class TestStrangers:
 
 
 def test_an_address_that_leads_to_another_agent_is_named(fleet: Fleet) -> None:
-    fleet.configure("p0", "md0", "md1", stall_timeout_s=6)
+    fleet.configure("p0", "md0", "md1", stall_timeout_s=3)
     where = fleet.config.engine("md1").data_address
     engines = tuple(
         e.model_copy(update={"advertise": where}) if e.id == "md0" else e for e in fleet.config.engines
@@ -271,8 +271,10 @@ def test_an_address_that_leads_to_another_agent_is_named(fleet: Fleet) -> None:
     md1.engine()
     prefill = p.engine()
     prefill.push("t", ["md0"], range(3))
-    detail = p.wait_event("failed", transfer="t")["detail"]
-    assert f"at {where} answers md1 instead of md0" in detail
+    p.wait_event("failed", transfer="t")
+    # Later attempts may meet the end of an earlier one's session instead; the first cannot.
+    reasons = [event["reason"] or "" for event in p.events("link")]
+    assert any(f"at {where} answers md1 instead of md0" in reason for reason in reasons), reasons
 
 
 class TestMode:
