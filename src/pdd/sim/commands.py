@@ -1,7 +1,7 @@
 """The simulator's subcommands: simulate, plan, feasible, bathtub, chips, and ``bench sim``.
 
-Owns flags, progress and what is printed. ``add_subcommands`` is called by the ``pdd`` command, and by
-``python -m pdd.sim``.
+Owns flags, progress and what is printed. ``add_subcommands`` and ``add_bench`` are called by the
+``pdd`` command.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdd.sim.__main__ import main
+from pdd.cli.main import main
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 PAPER, SMALL = str(SCENARIOS / "paper.toml"), str(SCENARIOS / "small.toml")
