@@ -9,7 +9,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -174,14 +174,34 @@ class Fleet:
         await wait_until(
             lambda: self._is_healthy(engine_id), what=f"{engine_id} being healthy", timeout_s=240
         )
-        await wait_until(self._all_ready, what="the routers being ready", timeout_s=60)
+        await wait_until(
+            lambda: self._is_used_by_every_router(engine_id), what="the routers counting it in", timeout_s=60
+        )
 
     async def _is_healthy(self, engine_id: str) -> bool:
         engine = self.config.engine(engine_id)
         return await _answers(self.session, f"http://{engine.host}:{engine.port}/health")
 
-    async def _all_ready(self) -> bool:
-        return all([await _answers(self.session, f"{router.url}/ready") for router in self.routers.values()])
+    @contextlib.contextmanager
+    def one_router(self) -> Iterator[None]:
+        """Only one router asks the engines how they are, as in a deployment; the others stand still."""
+        others = {child.pid for name, child in self.children.items() if name.startswith("router-")}
+        others.discard(self.children["router-auto"].pid)
+        signal_all(others, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            signal_all(others, signal.SIGCONT)
+
+    async def _is_used_by_every_router(self, engine_id: str) -> bool:
+        """Whether every router counts the engine in; ``/ready`` alone does not say so."""
+        for router in self.routers.values():
+            async with self.session.get(f"{router.url}/metrics") as response:
+                text = await response.text()
+            for metric in ("pdd_engine_up", "pdd_peer_state"):
+                if f'{metric}{{engine="{engine_id}"}} 1.0' not in text:
+                    return False
+        return True
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

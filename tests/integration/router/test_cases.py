@@ -207,7 +207,7 @@ async def test_a_main_engine_whose_cache_is_nearly_full_gets_little() -> None:
     async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md"}) as bed:
         bed.md0.kv_usage_ratio = 0.9
         state = bed.router.fleet.engines["md0"]
-        await bed.until(lambda: state.view.kv_usage_ratio == 0.9, timeout_s=10)
+        await bed.until(lambda: state.view.kv_usage_ratio == 0.9, timeout_s=40)
         bed.md0.itl_s = bed.md1.itl_s = 0.01
         records = await asyncio.gather(*(ask(bed, number) for number in range(7)))
         shares = Counter(record["main"] for record in records)
