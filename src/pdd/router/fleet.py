@@ -113,7 +113,7 @@ class EngineState:
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def _look_at_metrics(self) -> None:
-        """A metrics page costs its engine some 15 ms, so where nothing of ours runs it is asked for seldom."""
+        """A metrics page costs its engine some 15 ms, so where nothing of ours runs it is asked seldom."""
         now_s = asyncio.get_running_loop().time()
         if self.view.running or now_s - self._looked_s >= IDLE_METRICS_INTERVAL_S:
             self._looked_s = now_s
