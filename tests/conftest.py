@@ -1,7 +1,7 @@
-"""Tests of one file run in one process, one after another; all that boot real engines in one, behind the others.
+"""Tests of one file run in one process, in order; all that boot real engines in one, behind the others.
 
-``make test`` runs two processes (pytest-xdist, ``--dist loadgroup``): what a file's tests share is made once, and
-engines that fill both cores have the machine to themselves.
+``make test`` runs two processes (pytest-xdist, ``--dist loadgroup``): what a file's tests share is made once,
+and engines that fill both cores have the machine to themselves.
 """
 
 import pytest

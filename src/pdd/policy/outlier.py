@@ -5,17 +5,17 @@ Formula:
     ``bound_tokens`` is the smaller of ``max_tokens`` and what nine of ten answers of a tenant stayed within;
     the WAN time is that of the uncached part alone, so a long prompt that MD holds is no outlier.
 
-The next turn of a conversation is none either, even if MD holds nothing of it: a prompt that some engine of the
-fleet knows by at least ``returning_ratio`` comes back, and what crosses now is saved on every later turn. Else
-a conversation of short answers on a slow line would never fill MD's cache.
+The next turn of a conversation is none either, even if MD holds nothing of it: a prompt that some engine
+of the fleet knows by at least ``returning_ratio`` comes back, and what crosses now is saved on every later
+turn. Else a conversation of short answers on a slow line would never fill MD's cache.
 
-An outlier's WAN transfer is held at P, last in priority. An answer that outgrows a bound from history was predicted
-wrongly: from then on its transfer goes like any other.
+An outlier's WAN transfer is held at P, last in priority. An answer that outgrows a bound from history was
+predicted wrongly: from then on its transfer goes like any other.
 
 Example:
     46 MB missing on a 25 MB/s line with 30 ms RTT take 1.87 s. An answer of at most 20 tokens on an RLD that
-    makes one in 30 ms takes 0.57 s, below 0.8 * 1.87 s: an outlier. One of 100 tokens (2.97 s) is none, nor is
-    the second turn, of which RLD knows nine chunks in ten.
+    makes one in 30 ms takes 0.57 s, below 0.8 * 1.87 s: an outlier. One of 100 tokens (2.97 s) is none, nor
+    is the second turn, of which RLD knows nine chunks in ten.
 """
 
 import math

@@ -101,8 +101,8 @@ class Landed:
 class TransferFailed:
     """The attempt's KV will not reach the peer.
 
-    ``is_certain`` if the sending agent said so. Without news from it the transfer may still run, or begin: the
-    agent that was restarted may have got the order before anyone knew that it is another process.
+    ``is_certain`` if the sending agent said so. Without news from it the transfer may still run, or begin:
+    the agent that was restarted may have got the order before anyone knew that it is another process.
     """
 
     attempt: int
