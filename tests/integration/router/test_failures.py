@@ -244,6 +244,7 @@ async def test_wan_transfer_of_an_answer_that_relay_finished_is_cancelled() -> N
         await bed.until(lambda: [peer for _, peer in bed.agents["p0"].cancelled] == ["md0"])
         record = await bed.last_record()
         assert record["wan_bytes"] < record["prompt_tokens"] // 32 * 1000
+        assert record["wan_bytes_without_drc"] == record["wan_bytes"]
 
 
 # ---- clients that leave
