@@ -41,6 +41,7 @@ class Record:
     handoff_rounds: int = 0
     stall_s: float | None = None
     max_itl_s: float | None = None
+    median_itl_s: float | None = None
     predicted_wan_s: float | None = None
     wan_bytes: int = 0
     wan_bytes_without_drc: int = 0

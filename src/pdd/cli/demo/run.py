@@ -192,6 +192,8 @@ def _report(results: list[report.Result], screen: Screen, options: DemoOptions, 
     console = screen.console
     console.print()
     console.print(report.table(results, width=console.width))
+    for line in report.handoff_lines(results, rtt_s=options.settings.rtt_s):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(report.summary_line(values), markup=False)
     if options.json_path is not None:
         report.write_json(options.json_path, results, values)
