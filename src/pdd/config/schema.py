@@ -280,6 +280,15 @@ class PddConfig(Section):
         dialled_host = engine.data_address.rpartition(":")[0]
         return not (is_loopback(engine.host) and is_loopback(dialled_host))
 
+    @property
+    def carries_sampler_state(self) -> bool:
+        """Whether penalties and seeds go on from one engine to the next, by PDD's logits processors.
+
+        vLLM takes none with speculative decoding, and an operator's own ones replace them.
+        """
+        flags = {arg.partition("=")[0] for engine in self.engines for arg in engine.vllm_args}
+        return not flags & {"--speculative-config", "-sc", "--logits-processors"}
+
     def engines_of(self, role: Role) -> tuple[EngineConfig, ...]:
         """All engines of a role, in the file's order."""
         return tuple(engine for engine in self.engines if engine.role == role)

@@ -69,8 +69,7 @@ async def test_openai_client_sees_errors_as_its_own_classes() -> None:
             messages=USER,
             max_tokens=50,
             stream=True,
-            seed=1,
-            temperature=1,  # type: ignore[arg-type]
+            response_format={"type": "json_object"},
         )
         with pytest.raises(APIError):
             async for _ in stream:
@@ -242,9 +241,6 @@ async def test_token_ids_on_request() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"seed": 3, "temperature": 1.0}, "seed"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"response_format": {"type": "json_object"}}, "structured_output"),
         ({"bad_words": ["two tokens"]}, "bad_words"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
@@ -266,6 +262,30 @@ async def test_what_is_not_relayable_goes_p_md_and_says_so(fields: dict[str, Any
             assert body["prompt_logprobs"] == [None]
         async with bed.client.get(f"{bed.url}/metrics") as page:
             assert f'pdd_not_relayable_total{{what="{reason}"}} 1.0' in await page.text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"seed": 3, "temperature": 1.0}, "seed"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ],
+)
+async def test_seeds_and_penalties_are_relayed_where_every_engine_continues_them(
+    fields: dict[str, Any], reason: str
+) -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
+        answer = await bed.post("/v1/chat/completions", messages=USER, max_tokens=20, **fields)
+        assert answer.headers["x-pdd-pipeline"] == "p-rld-md"
+        prompt = bed.model.chat_prompt(USER)
+        for engine in (bed.rld0, bed.md0):
+            carried = engine.seen[-1]["sampling_params"]["extra_args"]["pdd"]
+            assert carried == {"prompt_tokens": len(prompt), reason: fields[reason]}
+    async with running_bed(router={"pipeline": "p-rld-md"}, vllm_args=["--speculative-config", "{}"]) as bed:
+        answer = await bed.post("/v1/chat/completions", messages=USER, max_tokens=20, **fields)
+        assert answer.headers["x-pdd-reason"] == f"not_relayable:{reason}"
 
 
 async def test_single_token_bad_words_are_relayed() -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from pdd.router.api.errors import BadRequestError
+from pdd.wire import carried
 
 MAX_CHOICES = 128
 """OpenAI's bound on ``n``."""
@@ -218,9 +219,10 @@ def _check_common(values: dict[str, Any], body: ChatBody | CompletionBody) -> No
     for name, why in UNSUPPORTED.items():
         if values.get(name):
             raise BadRequestError(why, param=name)
-    smuggled = {"kv_transfer_params", "ec_transfer_params"} & set(body.vllm_xargs or ())
+    smuggled = {"kv_transfer_params", "ec_transfer_params", carried.KEY} & set(body.vllm_xargs or ())
     if smuggled:
-        raise BadRequestError(UNSUPPORTED[min(smuggled)], param="vllm_xargs")
+        why = f"{min(smuggled)} belongs to the router and must not be sent by clients"
+        raise BadRequestError(why, param="vllm_xargs")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise BadRequestError(f"max_tokens must be at least 1, got {body.max_tokens}", param="max_tokens")
     if body.n is not None and not 1 <= body.n <= MAX_CHOICES:

@@ -189,6 +189,7 @@ class GenerateHandler:
             multimodal=rendered.multimodal,
             echo=bool(body.echo),
             multi_token_bad_words=any(len(encoding.ids) > 1 for encoding in encoded),
+            sampler_state_carried=self._config.carries_sampler_state,
         )
 
     def _check_length(self, body: Body, rendered: Rendered, planning: Planning, max_tokens: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pdd.policy.outlier import LAST_PRIORITY
 from pdd.router.detokenize import TextOptions
+from pdd.wire.carried import carry
 
 VLLM_DEFAULT_MAX_TOKENS = 16
 """Rendered parameters leave out what has vLLM's default."""
@@ -148,6 +149,7 @@ class Job:
         min_tokens = max(0, int(params.pop("min_tokens", 0)) - num_sent)
         if min_tokens:
             params["min_tokens"] = min(min_tokens, max_tokens)
+        params = carry(params, prompt_tokens=len(self.rendered.token_ids), sent_tokens=num_sent)
         return {**params, "max_tokens": max_tokens, "n": 1, "detokenize": False}
 
     def _body(self, leg: int, sent: list[int], params: dict[str, Any]) -> dict[str, Any]:
