@@ -1,7 +1,7 @@
 """A whole PDD of fakes around one real router, all in the test's event loop over loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -91,11 +91,16 @@ class Bed:
 
 
 def bed_config(
-    bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str, Any], vllm_args: Sequence[str] = ()
+    bed: Bed,
+    roles: dict[str, tuple[str, str]],
+    overrides: dict[str, Any],
+    *,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
 ) -> PddConfig:
     """The configuration of a bed whose fakes are up."""
     values: dict[str, Any] = {
-        "model": {"path": "unused", "name": "fake"},
+        "model": {"path": "unused", "name": "fake", **(parsers or {})},
         "kv": {"block_size_tokens": CHUNK_TOKENS},
         "engines": [
             {
@@ -124,6 +129,7 @@ async def running_bed(
     wait_ready: bool = True,
     api_key: str | None = None,
     vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
     """A bed; ``overrides`` are sections of the configuration."""
@@ -138,7 +144,8 @@ async def running_bed(
         agent.agents = agents
     for fake in (*engines.values(), *agents.values()):
         await fake.start()
-    bed.router = RouterApp(bed_config(bed, roles, overrides, vllm_args), tokenizer=model.tokenizer)
+    config = bed_config(bed, roles, overrides, vllm_args=vllm_args, parsers=parsers)
+    bed.router = RouterApp(config, tokenizer=model.tokenizer)
     runner = web.AppRunner(bed.router.app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

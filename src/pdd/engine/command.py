@@ -136,6 +136,10 @@ def _common_argv(config: PddConfig, *, host: str, port: int, on_cpu: bool) -> li
     argv += ["--enable-prompt-tokens-details"]
     if model.max_model_len is not None:
         argv += ["--max-model-len", str(model.max_model_len)]
+    if model.tool_call_parser is not None:
+        argv += ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
+    if model.reasoning_parser is not None:
+        argv += ["--reasoning-parser", model.reasoning_parser]
     if on_cpu:
         argv += ["--enforce-eager", "--max-num-batched-tokens", str(CPU_STEP_TOKENS)]
     return argv

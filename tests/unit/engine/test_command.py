@@ -173,3 +173,13 @@ def test_engines_that_guess_ahead_continue_neither_and_the_router_knows() -> Non
     assert not fleet(vllm_args=arguments).carries_sampler_state
     assert not fleet(vllm_args=("--logits-processors=mine:Own",)).carries_sampler_state
     assert fleet().carries_sampler_state
+
+
+def test_engines_know_the_parsers_names() -> None:
+    config = fleet()
+    model = config.model.model_copy(update={"tool_call_parser": "hermes", "reasoning_parser": "qwen3"})
+    config = config.model_copy(update={"model": model})
+    argv = engine_command(config, config.engines[0], agent_socket=SOCKET, cpu_backend=True).argv
+    assert "--enable-auto-tool-choice" in argv
+    assert (value(argv, "--tool-call-parser"), value(argv, "--reasoning-parser")) == ("hermes", "qwen3")
+    assert not {"--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice"} & {*command()[0]}

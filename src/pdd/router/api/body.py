@@ -131,9 +131,8 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
 B = TypeVar("B", ChatBody, CompletionBody)
 
 UNSUPPORTED: Mapping[str, str] = {
-    "tools": "tool calls are not parsed yet",
-    "functions": "tool calls are not parsed yet",
-    "function_call": "tool calls are not parsed yet",
+    "functions": "functions is not supported; use tools",
+    "function_call": "function_call is not supported; use tool_choice",
     "suffix": "suffix is not supported",
     "prompt_embeds": "prompt embeddings are not supported",
     "audio": "only text output is supported",
@@ -163,8 +162,12 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def read_chat(values: dict[str, Any]) -> ChatBody:
+def read_chat(values: dict[str, Any], *, takes_tools: bool = False) -> ChatBody:
     """A checked chat request.
+
+    Args:
+        values: The body.
+        takes_tools: A parser of tool calls is configured.
 
     Raises:
         BadRequestError: Naming the field that is wrong.
@@ -174,8 +177,11 @@ def read_chat(values: dict[str, Any]) -> ChatBody:
         raise BadRequestError("messages must not be empty", param="messages")
     if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
         raise BadRequestError("max_completion_tokens must be at least 1", param="max_completion_tokens")
-    if body.tool_choice not in (None, "none"):
-        raise BadRequestError(UNSUPPORTED["tools"], param="tool_choice")
+    if not takes_tools:
+        for name, wanted in (("tools", body.tools), ("tool_choice", body.tool_choice not in (None, "none"))):
+            if wanted:
+                why = "tool calls need model.tool_call_parser in the router's configuration"
+                raise BadRequestError(why, param=name)
     if body.modalities not in (None, ["text"]):
         raise BadRequestError("only text output is supported", param="modalities")
     if body.echo:

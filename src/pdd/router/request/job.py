@@ -52,7 +52,15 @@ class Rendered:
 
 def read_rendered(body: Mapping[str, Any]) -> Rendered:
     """The rendering out of an engine's answer to a render request."""
-    carried = ("model", "cache_salt", "priority", "features")
+    carried = (
+        "model",
+        "cache_salt",
+        "priority",
+        "features",
+        # Where a grammar begins, if the engine parses reasoning.
+        "reasoning_ended",
+        "reasoning_parser_kwargs",
+    )
     params = {key: value for key, value in body["sampling_params"].items() if key not in _ROUTER_OWNED}
     if isinstance(outputs := params.get("structured_outputs"), dict):
         # Private fields of the engine's own dataclass; it does not take them back.
