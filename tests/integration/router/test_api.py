@@ -195,6 +195,38 @@ async def test_n_answers_are_n_requests() -> None:
         assert {e["choices"][0]["index"] for e in events} == {0, 1}
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_every_token_of_every_choice_has_its_log_probabilities(path: str, stream: bool) -> None:
+    chat = path.startswith("/v1/chat")
+    fields: dict[str, Any] = {"n": 2, "max_tokens": 30, "return_token_ids": True}
+    fields |= (
+        {"messages": USER, "logprobs": True, "top_logprobs": 2} if chat else {"prompt": "Hi", "logprobs": 2}
+    )
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
+        if stream:
+            events = [json.loads(e) for e in (await read_events(bed, path, **fields))[:-1]]
+            parts = [choice for event in events for choice in event["choices"]]
+        else:
+            parts = (await (await bed.post(path, **fields)).json())["choices"]
+        prompt = bed.model.chat_prompt(USER) if chat else bed.model.tokenizer.encode("Hi").ids
+        reply = bed.model.generate(prompt, 30)
+        texts = [bed.model.tokenizer.decode([token], skip_special_tokens=False) for token in reply]
+        for index in range(2):
+            mine = [p for p in parts if p["index"] == index]
+            assert [token for p in mine for token in p.get("token_ids") or ()] == reply
+            said = [p["logprobs"] for p in mine if p["logprobs"]]
+            if chat:
+                entries = [entry for part in said for entry in part["content"]]
+                assert [entry["token"] for entry in entries] == texts
+                assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+            else:
+                assert [token for part in said for token in part["tokens"]] == texts
+                assert {value for part in said for value in part["token_logprobs"]} == {-0.5}
+        assert len(bed.rld0.seen) == 2
+
+
 # ---- completions
 
 
