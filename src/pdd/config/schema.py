@@ -47,6 +47,15 @@ class ModelConfig(Section):
     """Passed to vLLM. A float32 checkpoint is loaded as bfloat16 unless this says float32."""
     max_model_len: Annotated[int, Field(gt=0)] | None = None
     """Tokens of prompt and answer together; default: the model's own limit."""
+    tool_call_parser: str | None = None
+    """vLLM's name of the parser of tool calls, as ``hermes``; default: ``tools`` are refused."""
+    reasoning_parser: str | None = None
+    """vLLM's name of the parser of reasoning, as ``deepseek_r1``; default: reasoning is part of the text."""
+
+    @property
+    def parses_answers(self) -> bool:
+        """Whether the router needs the parse process."""
+        return self.tool_call_parser is not None or self.reasoning_parser is not None
 
 
 class KvConfig(Section):
@@ -281,6 +290,15 @@ class PddConfig(Section):
             return self.tls.mode == "on"
         dialled_host = engine.data_address.rpartition(":")[0]
         return not (is_loopback(engine.host) and is_loopback(dialled_host))
+
+    @property
+    def carries_sampler_state(self) -> bool:
+        """Whether penalties and seeds go on from one engine to the next, by PDD's logits processors.
+
+        vLLM takes none with speculative decoding, and an operator's own ones replace them.
+        """
+        flags = {arg.partition("=")[0] for engine in self.engines for arg in engine.vllm_args}
+        return not flags & {"--speculative-config", "-sc", "--logits-processors"}
 
     def engines_of(self, role: Role) -> tuple[EngineConfig, ...]:
         """All engines of a role, in the file's order."""

@@ -4,7 +4,8 @@ No other module imports vLLM. When vLLM moves something, this file and its table
 
 Source:
     vllm/v1/kv_offload/base.py, v1/kv_offload/tiering/{base,spec,manager}.py, v1/kv_offload/config.py,
-    v1/kv_offload/cpu/shared_offload_region.py, v1/core/kv_cache_utils.py@0.32.0.
+    v1/kv_offload/cpu/shared_offload_region.py, v1/core/kv_cache_utils.py, v1/sample/**,
+    v1/worker/gpu/sample/logits_processor/interface.py, model_executor/layers/utils.py@0.32.0.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -44,9 +45,12 @@ def check_vllm_version(installed: str | None = None) -> str:
 check_vllm_version()
 
 # Only now: with another version these lines would fail with a name nobody asked about.
+from vllm.config import VllmConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats  # noqa: E402
 from vllm.logger import init_logger  # noqa: E402
+from vllm.model_executor.layers.utils import apply_penalties  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_offload.base import (  # noqa: E402
@@ -72,6 +76,11 @@ from vllm.v1.kv_offload.config import OffloadingConfig  # noqa: E402
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
+from vllm.v1.sample.logits_processor import BatchUpdate, process_dict_updates  # noqa: E402
+from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor  # noqa: E402
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler  # noqa: E402
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState  # noqa: E402
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor  # noqa: E402
 
 
 def root_block_hash() -> bytes | None:
@@ -100,11 +109,14 @@ __all__ = [
     "expected_root_hash",
     "keys_in_prefix_order",
     "root_block_hash",
+    "BatchUpdate",
     "BlockIDsLoadStoreSpec",
     "CanonicalKVCaches",
     "GPULoadStoreSpec",
     "JobResult",
     "LoadStoreSpec",
+    "LogitsContext",
+    "LogitsProcRequestState",
     "LookupResult",
     "Medium",
     "OffloadKey",
@@ -118,12 +130,19 @@ __all__ = [
     "OffloadingWorker",
     "ReqContext",
     "RequestOffloadingContext",
+    "SamplingParams",
     "ScheduleEndContext",
     "SecondaryTierManager",
     "SharedOffloadRegion",
     "TieringOffloadingSpec",
+    "TopKTopPSampler",
     "TransferJob",
     "TransferResult",
+    "V1LogitsProcessor",
+    "V2LogitsProcessor",
+    "VllmConfig",
+    "apply_penalties",
     "current_platform",
     "init_logger",
+    "process_dict_updates",
 ]
