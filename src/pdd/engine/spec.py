@@ -7,8 +7,8 @@ vLLM would go on and the far engine would load bytes that mean something else.
 import contextlib
 from pathlib import Path
 
-from pdd.core.errors import ConfigurationError
 from pdd.engine.host_copy import HostCopyWorker
+from pdd.engine.shape import SHAPE_KEY, CacheShape
 from pdd.engine.support import check_supported
 from pdd.engine.vllm_api import (
     CanonicalKVCaches,
@@ -32,6 +32,7 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         """
         check_supported(config)
         super().__init__(config)
+        self.shape: CacheShape = config.extra_config[SHAPE_KEY]
         self._host_worker: HostCopyWorker | None = None
 
     def get_manager(self) -> OffloadingManager:
@@ -49,6 +50,20 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
                 Path(region.mmap_path).unlink()
         return manager
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether a chunk's bytes are the same under any tensor parallelism."""
+        return bool(self.config.canonical_layout and self.config.parallel.is_parallelism_agnostic)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a row that mean something; the rest pads it, or is a second copy's place."""
+        if self.is_canonical:
+            num_shares = self.shape.num_shards
+        else:
+            num_shares = 1 if self.replicated_layout else self.config.parallel.world_size
+        return int(self.cpu_page_size_per_worker) * num_shares
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker that copies between device and host: ours on the CPU backend, vLLM's on all others."""
         if current_platform.is_cpu():
@@ -61,8 +76,6 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         return worker
 
     def _create_host_worker(self, kv_caches: CanonicalKVCaches) -> HostCopyWorker:
-        if self.config.canonical_layout:
-            raise ConfigurationError("canonical_layout is not supported on the CPU backend: remove it")
         region = SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
@@ -72,7 +85,10 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         )
         try:
             worker = HostCopyWorker(
-                kv_caches=kv_caches, blocks_per_chunk=self.blocks_per_chunk, region=region
+                kv_caches=kv_caches,
+                blocks_per_chunk=self.blocks_per_chunk,
+                region=region,
+                is_canonical=self.config.canonical_layout,
             )
         except Exception:
             region.cleanup()

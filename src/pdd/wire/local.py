@@ -48,7 +48,9 @@ class Hello(Message, frozen=True, tag="hello"):
 class BeginTransfer(Message, frozen=True, tag="begin"):
     """A prefill was accepted whose KV is to be pushed to ``targets`` (peer ids, most urgent first).
 
-    ``prompt_tokens`` says how many chunks make the transfer whole: ``prompt_tokens // chunk_tokens``.
+    ``prompt_tokens`` says how many chunks make the transfer whole: ``prompt_tokens // chunk_tokens``. Where
+    the model has several KV cache groups, a stretch of the prompt has several chunks; they are counted one
+    after the other, as if the prompt were so much longer.
     ``priority``, ``unmasked`` and ``hold`` are the router's words on its place in the line to another site
     (``pdd.policy.send_order``).
     """
@@ -65,7 +67,8 @@ class BeginTransfer(Message, frozen=True, tag="begin"):
 class StoreChunks(Message, frozen=True, tag="store"):
     """Copy primary slots into the store; parallel lists, in prefix order.
 
-    ``end_tokens`` is the prompt position each chunk ends at. The slots stay untouched until ``StoreDone``.
+    ``end_tokens`` is where each chunk ends in the prompt, counted as ``prompt_tokens`` is; 0 for a chunk that
+    is stored and not sent. The slots stay untouched until ``StoreDone``.
     """
 
     job: int
