@@ -71,6 +71,7 @@ async def test_answers_go_on_exactly(pair: Pair, family: str, source: str, targe
         num_positions = length // CHUNK_TOKENS
         assert answer.event["chunks"] <= num_positions + CHUNKS_OF_WINDOWS[family]
         assert answer.event["chunks_sent"] == answer.event["chunks"]
+        assert answer.event["tokens"] == answer.num_cached
     assert answer.event["chunks"] == num_positions + CHUNKS_OF_WINDOWS[family]
 
 

@@ -44,6 +44,9 @@ class PddConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not ty
             blocks_per_chunk=int(extra_config.get("blocks_per_chunk", 1)),
         )
         extra_config[SHAPE_KEY] = shape
+        if not str(vllm_config.cache_config.kv_cache_layout).startswith("LB"):
+            # Layers share each block's memory: vLLM has no canonical order for that, and would not start.
+            extra_config["canonical_layout"] = False
         super().__init__(vllm_config, role, kv_cache_config)
 
 

@@ -215,7 +215,7 @@ def test_an_order_is_passed_on_and_ended(agent: FakeAgent, scheduler: Scheduler)
         Touch,
     ]
     assert agent.received[1] == BeginTransfer(
-        request="r", transfer="t1", targets=["rld0", "md0"], prompt_tokens=64
+        request="r", transfer="t1", targets=["rld0", "md0"], prompt_tokens=70, num_chunks=2
     )
 
 
