@@ -183,6 +183,8 @@ class PolicyConfig(Section):
     """Round trip believed until the agents have measured one."""
     outlier_margin_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
     """An answer that RLD is predicted to finish in this part of the WAN time is not sent to MD; 0: never."""
+    outlier_returning_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """A prompt known by this share to some engine is a next turn: what crosses now is saved later."""
     assumed_relay_itl_s: Duration = 0.03
     """Time for one token on RLD believed until it was measured."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8

@@ -207,7 +207,7 @@ def test_an_order_is_passed_on_and_ended(agent: FakeAgent, scheduler: Scheduler)
     assert scheduler.policy is OffloadPolicy.REQUEST_LEVEL
     scheduler.store(context, keys)
     scheduler.manager.on_request_finished(context)
-    agent.wait_for(FinishRequest)
+    agent.wait_for(Touch)
     assert [type(message) for message in agent.received[1:]] == [
         BeginTransfer,
         StoreChunks,

@@ -84,6 +84,8 @@ def test_wan_time_is_the_formula_of_the_page() -> None:
         ({"predicted_wan_s": float("inf")}, "no_wan", 0),
         ({"relayed": False}, "no_relay", 0),
         ({"margin_ratio": 0.0}, "off", 0),
+        ({"known_ratio": 0.49}, "shorter_than_wan", 20),
+        ({"known_ratio": 0.5}, "returns", 0),
     ],
 )
 def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
@@ -94,6 +96,8 @@ def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
         "history_tokens": None,
         "relay_itl_s": 0.03,
         "margin_ratio": 0.8,
+        "known_ratio": 0.0,
+        "returning_ratio": 0.5,
     }
     decision = decide_outlier(OutlierInput(**{**values, **changes}))
     assert (decision.reason, decision.hold_tokens) == (reason, hold)
@@ -108,6 +112,8 @@ def test_outlier_is_the_formula_of_the_page() -> None:
         history_tokens=None,
         relay_itl_s=0.03,
         margin_ratio=0.8,
+        known_ratio=0.0,
+        returning_ratio=0.5,
     )
     assert decide_outlier(facts).predicted_decode_s == pytest.approx(0.57)
 

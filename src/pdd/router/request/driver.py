@@ -425,8 +425,9 @@ class RequestDriver:
     def _transfer_timed_out(self, attempt: int) -> None:
         for peer in self._targets[attempt]:
             if self.machine.transfers.get((attempt, peer)) == "open":
-                self._cancel(attempt, peer)
-                self._inbox.put_nowait(TransferFailed(attempt=attempt, peer=peer, reason="timed_out"))
+                self._inbox.put_nowait(
+                    TransferFailed(attempt=attempt, peer=peer, reason="timed_out", is_certain=False)
+                )
 
     def _note_usage(self, role: str, engine: str, usage: WireUsage) -> None:
         chunk_tokens = self._services.config.kv.chunk_tokens

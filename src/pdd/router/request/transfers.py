@@ -75,7 +75,11 @@ class TransferLog:
         else:
             reason = str(event.get("reason", "unknown"))
             self._metrics.transfers.labels(src=prefill, dst=peer, result=reason).inc()
-            self._say(TransferFailed(attempt=attempt, peer=peer, reason=reason))
+            self._say(
+                TransferFailed(
+                    attempt=attempt, peer=peer, reason=reason, is_certain=event.get("peer") is not None
+                )
+            )
 
     def _on_landed(self, attempt: int, prefill: str, peer: str, event: AgentEvent, *, wan: bool) -> None:
         self.landed_tokens[peer] = int(event.get("tokens", 0))
