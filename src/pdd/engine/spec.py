@@ -7,6 +7,8 @@ vLLM would go on and the far engine would load bytes that mean something else.
 import contextlib
 from pathlib import Path
 
+import torch
+
 from pdd.engine.host_copy import HostCopyWorker
 from pdd.engine.shape import SHAPE_KEY, CacheShape
 from pdd.engine.support import check_supported
@@ -17,6 +19,7 @@ from pdd.engine.vllm_api import (
     OffloadingWorker,
     SharedOffloadRegion,
     TieringOffloadingSpec,
+    canonical_layout_version,
     current_platform,
 )
 
@@ -54,6 +57,21 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
     def is_canonical(self) -> bool:
         """Whether a chunk's bytes are the same under any tensor parallelism."""
         return bool(self.config.canonical_layout and self.config.parallel.is_parallelism_agnostic)
+
+    @property
+    def parallelism(self) -> str:
+        """For the fingerprint: how the workers share a chunk's bytes."""
+        if self.is_canonical:
+            return f"canonical v{canonical_layout_version()}"
+        parallel = self.config.parallel
+        return f"tp={parallel.tp_size} pcp={parallel.pcp_size} dcp={parallel.dcp_size}"
+
+    @property
+    def platform(self) -> str:
+        """For the fingerprint: the device, on the CPU backend with what decides the order inside a block."""
+        if not current_platform.is_cpu():
+            return str(current_platform.device_type)
+        return f"cpu/{torch.backends.cpu.get_cpu_capability()}{'+AMX' if self.shape.has_amx else ''}"
 
     @property
     def chunk_bytes(self) -> int:

@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from pdd.core.errors import ConfigurationError
 from pdd.engine.agent_link import AgentLink
 from pdd.engine.identity import make_fingerprint, model_digest
@@ -36,8 +34,6 @@ from pdd.engine.vllm_api import (
     ScheduleEndContext,
     SecondaryTierManager,
     TransferJob,
-    canonical_layout_version,
-    current_platform,
     expected_root_hash,
     get_offload_group_idx,
     init_logger,
@@ -90,7 +86,7 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
         super().__init__(offloading_spec, primary_kv_view, tier_type)
         config = offloading_spec.config
         shape: CacheShape = offloading_spec.shape
-        own_tokens = shape.groups[0].block_tokens * config.cache.blocks_per_chunk
+        own_tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
         if own_tokens != chunk_tokens:
             raise ConfigurationError(
                 f"this engine's chunk has {own_tokens} tokens, the others' {chunk_tokens}"
@@ -291,12 +287,12 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
                     dtype=config.model.dtype,
                     kv_layout=str(config.kv_cache_layout),
                     kv_groups=str(spec.shape),
-                    block_tokens=spec.shape.groups[0].block_tokens,
+                    block_tokens=config.groups[0].tokens_per_block,
                     chunk_tokens=self._chunk_tokens,
                     chunk_bytes=chunk_bytes,
                     hash_name=f"{self._hash_algo}/{self._hash_seed}",
-                    parallelism=_parallelism(spec),
-                    platform=_platform(),
+                    parallelism=spec.parallelism,
+                    platform=spec.platform,
                 )
             ),
             chunk_bytes=chunk_bytes,
@@ -304,18 +300,3 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
             primary_row_bytes=spec.kv_bytes_per_chunk,
             num_primary_slots=self._num_slots,
         )
-
-
-def _parallelism(spec: PddOffloadingSpec) -> str:
-    if spec.is_canonical:
-        return f"canonical v{canonical_layout_version()}"
-    parallel = spec.config.parallel
-    return f"tp={parallel.tp_size} pcp={parallel.pcp_size} dcp={parallel.dcp_size}"
-
-
-def _platform() -> str:
-    """The device; on the CPU backend with the instruction set, which decides the order inside a block."""
-    if not current_platform.is_cpu():
-        return str(current_platform.device_type)
-    amx = "+AMX" if torch.cpu._is_amx_tile_supported() else ""  # noqa: SLF001  # vLLM's own test
-    return f"cpu/{torch.backends.cpu.get_cpu_capability()}{amx}"
