@@ -62,6 +62,9 @@ def engine_command(
         *_common_argv(config, host=engine.host, port=engine.port, on_cpu=on_cpu),
         "--enable-scale-out",
         "--enable-request-id-headers",
+        # Of a sliding window all chunks are kept, else those at the end of a prompt or reply are missing.
+        "--prefix-cache-retention-interval",
+        "None",
         "--kv-transfer-config",
         json.dumps(_kv_transfer_config(config, engine, kv_engine_id, agent_socket)),
     ]
@@ -157,7 +160,8 @@ def _kv_transfer_config(
         "chunk_tokens": config.kv.chunk_tokens,
     }
     return {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": "PddConnector",
+        "kv_connector_module_path": "pdd.engine.connector",
         "kv_role": "kv_both",
         "engine_id": kv_engine_id,
         # A chunk that cannot be loaded is recomputed; the request does not fail for it.
@@ -167,6 +171,8 @@ def _kv_transfer_config(
             "spec_module_path": "pdd.engine.spec",
             "cpu_bytes_to_use": engine.primary_bytes,
             "blocks_per_chunk": config.kv.blocks_per_chunk,
+            # Engines of different tensor parallelism then read each other's chunks.
+            "canonical_layout": True,
             # Replies are the next turn's prefix.
             "offload_prompt_only": False,
             "secondary_tiers": [tier],

@@ -51,6 +51,7 @@ def test_the_command_serves_the_model_with_what_the_router_needs() -> None:
         "--prefix-caching-hash-algo": "sha256_cbor",
         "--max-model-len": "8192",
         "--max-num-seqs": "8",
+        "--prefix-cache-retention-interval": "None",
     }.items():
         assert value(argv, flag) == expected
     for flag in ("--enable-scale-out", "--enable-prompt-tokens-details", "--enable-request-id-headers"):
@@ -58,11 +59,15 @@ def test_the_command_serves_the_model_with_what_the_router_needs() -> None:
     assert env["PYTHONHASHSEED"] == "42"
 
 
-def test_the_connector_is_vllms_own_with_our_spec_and_tier() -> None:
+def test_the_connector_is_vllms_own_behind_our_check_with_our_spec_and_tier() -> None:
     argv, _, shm_files = command(primary_bytes="64MiB")
     transfer = json.loads(value(argv, "--kv-transfer-config"))
     extra = transfer["kv_connector_extra_config"]
-    assert transfer["kv_connector"] == "OffloadingConnector"
+    assert (transfer["kv_connector_module_path"], transfer["kv_connector"]) == (
+        "pdd.engine.connector",
+        "PddConnector",
+    )
+    assert extra["canonical_layout"] is True
     assert transfer["kv_load_failure_policy"] == "recompute"
     assert (extra["spec_module_path"], extra["spec_name"]) == ("pdd.engine.spec", "PddOffloadingSpec")
     assert extra["cpu_bytes_to_use"] == 64 * 2**20
