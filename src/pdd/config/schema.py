@@ -25,6 +25,9 @@ Duration = Annotated[
 Size = Annotated[
     int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)
 ]
+SizeOrZero = Annotated[
+    int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(ge=0, lt=2**32)
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}$")]
 """``host:port``; IPv6 hosts in brackets."""
@@ -135,6 +138,8 @@ class AgentConfig(Section):
     """Data connections per peer. One TCP flow does not fill a long line; 4-16 do."""
     piece_bytes: Size = 1 * 2**20
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
+    unasked_bytes: SizeOrZero = 4 * 2**20
+    """Most KV sent to a peer, and taken, before it was asked for; 4 MiB fill 1 Gb/s for 30 ms; 0: off."""
     lease_s: Duration = 60.0
     """How long landed chunks are kept for a handoff that nobody releases."""
     stall_timeout_s: Duration = 30.0
