@@ -73,6 +73,7 @@ class Space:
             stall_timeout_s=config.agent.stall_timeout_s,
             max_rate_bytes_per_s=config.agent.max_rate,
             unasked_bytes=config.agent.unasked_bytes,
+            codec=config.agent.codec,
         )
         own = config.engine(engine_id)
         self.links = {

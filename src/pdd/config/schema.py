@@ -140,6 +140,8 @@ class AgentConfig(Section):
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
     unasked_bytes: SizeOrZero = 4 * 2**20
     """Most KV sent to a peer, and taken, before it was asked for; 4 MiB fill 1 Gb/s for 30 ms; 0: off."""
+    codec: Literal["off", "on", "auto"] = "off"
+    """Lossless coding of bf16 KV on the wire, if both sides allow it; ``auto``: where the line is slower."""
     lease_s: Duration = 60.0
     """How long landed chunks are kept for a handoff that nobody releases."""
     stall_timeout_s: Duration = 30.0
