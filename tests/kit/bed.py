@@ -1,7 +1,7 @@
 """A whole PDD of fakes around one real router, all in the test's event loop over loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -90,10 +90,17 @@ class Bed:
         )
 
 
-def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str, Any]) -> PddConfig:
+def bed_config(
+    bed: Bed,
+    roles: dict[str, tuple[str, str]],
+    overrides: dict[str, Any],
+    *,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
+) -> PddConfig:
     """The configuration of a bed whose fakes are up."""
     values: dict[str, Any] = {
-        "model": {"path": "unused", "name": "fake"},
+        "model": {"path": "unused", "name": "fake", **(parsers or {})},
         "kv": {"block_size_tokens": CHUNK_TOKENS},
         "engines": [
             {
@@ -104,6 +111,7 @@ def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str,
                 "data_port": 1,
                 "control_port": bed.agents[engine_id].port,
                 "max_num_seqs": 8,
+                "vllm_args": vllm_args,
                 "env": {"VLLM_API_KEY": key} if (key := bed.engines[engine_id].api_key) else {},
             }
             for engine_id, (role, site) in roles.items()
@@ -120,6 +128,8 @@ async def running_bed(
     model: FakeModel | None = None,
     wait_ready: bool = True,
     api_key: str | None = None,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
     """A bed; ``overrides`` are sections of the configuration."""
@@ -134,7 +144,8 @@ async def running_bed(
         agent.agents = agents
     for fake in (*engines.values(), *agents.values()):
         await fake.start()
-    bed.router = RouterApp(bed_config(bed, roles, overrides), tokenizer=model.tokenizer)
+    config = bed_config(bed, roles, overrides, vllm_args=vllm_args, parsers=parsers)
+    bed.router = RouterApp(config, tokenizer=model.tokenizer)
     runner = web.AppRunner(bed.router.app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -205,7 +205,8 @@ class Agent:
             self._refuse(stream, hello, self._refused("unknown_session"))
             return
         decoder.accept_peer()
-        accepted = HelloOk(version=WIRE_VERSION, peer=self.engine_id)
+        credit_bytes = self.config.agent.unasked_bytes
+        accepted = HelloOk(version=WIRE_VERSION, peer=self.engine_id, unasked_bytes=credit_bytes)
         if hello.stream == 0:
             session.outbox.put(accepted)
             session.serve_control(decoder)

@@ -93,8 +93,8 @@ def greeting_decoder() -> FrameDecoder:
 
 def introduce(
     stream: Stream, identity: Identity, *, expected: str, stream_index: int, timeout_s: float
-) -> FrameDecoder:
-    """The peer is the expected one and has accepted the connection; the decoder goes on from there.
+) -> tuple[FrameDecoder, HelloOk]:
+    """The peer is the expected one and has accepted the connection; the decoder goes on after its answer.
 
     Raises:
         UntrustedPeerError: If another agent than the expected one answers.
@@ -124,7 +124,7 @@ def introduce(
     if not isinstance(answer, HelloOk):
         raise RemoteProtocolError(f"{type(answer).__name__} instead of an answer to HELLO")
     decoder.accept_peer()
-    return decoder
+    return decoder, answer
 
 
 def probe(stream: Stream, *, timeout_s: float) -> str:

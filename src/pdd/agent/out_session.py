@@ -14,8 +14,9 @@ from pdd.transport.base import Stream
 class OutSession:
     """The connections to a peer that belong together."""
 
-    def __init__(self, identity: Identity, control: Stream, *, name: str) -> None:
+    def __init__(self, identity: Identity, control: Stream, *, name: str, credit_bytes: int) -> None:
         self.identity = identity
+        self.credit_bytes = credit_bytes
         self.control = control
         self.outbox = ControlOutbox(control, name=f"pdd-out-{name}")
         self.queue = SendQueue()

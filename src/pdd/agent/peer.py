@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pdd.agent.answers import Answers
 from pdd.agent.connection import Identity, introduce, read_frames
 from pdd.agent.events import EventLog
 from pdd.agent.out_session import OutSession
@@ -29,6 +30,7 @@ from pdd.core.errors import (
     UntrustedPeerError,
 )
 from pdd.core.fingerprint import Fingerprint
+from pdd.policy.unasked import UnaskedParams, UnaskedSnapshot, decide_unasked
 from pdd.transport.base import Buffer, Stream, Transport
 from pdd.wire import sender as tx
 from pdd.wire.decoder import ControlReceived, FrameDecoder
@@ -50,6 +52,7 @@ _MAX_RETRY_S: Final = 5.0
 _LINK_EVENT_PERIOD_S: Final = 0.5
 _SILENT_S: Final = 3.0
 """A peer with open transfers that says nothing for so long is reported; pings ask it every second."""
+_UNASKED: Final = UnaskedParams()
 _BREAKER_FAILURES: Final = 3
 """Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
 
@@ -64,6 +67,7 @@ class LinkSettings:
     connect_timeout_s: float
     stall_timeout_s: float
     max_rate_bytes_per_s: float | None
+    unasked_bytes: int
 
     @property
     def silence_limit_s(self) -> float:
@@ -96,6 +100,7 @@ class PeerLink:
         """Connection attempts by result: ``up`` or what went wrong, for metrics."""
         self.rate = RateMeter()
         self.trip = RoundTrip()
+        self.answers = Answers(_UNASKED)
         self.num_sent_bytes = 0
         self._address = address
         self._settings = settings
@@ -159,6 +164,25 @@ class PeerLink:
         if self._session is not None:
             self.rate.busy(time.monotonic())
             self._session.queue.put(pieces, rank=leg.transfer.rank, urgency=leg.transfer.urgency)
+
+    def num_unasked_chunks(self) -> int:
+        """See ``Link.num_unasked_chunks``."""
+        if self._session is None:
+            return 0
+        snapshot = UnaskedSnapshot(
+            rtt_s=self.trip.rtt_s,
+            rate_bytes_per_s=self.rate.rate_bytes_per_s,
+            outstanding_bytes=self._queued_bytes(),
+            unasked_bytes=sum(leg.machine.unasked_bytes for leg in self._legs),
+            credit_bytes=min(self._session.credit_bytes, self._settings.unasked_bytes),
+            chunk_bytes=self._store.chunk_bytes,
+        )
+        return decide_unasked(snapshot, _UNASKED).num_chunks
+
+    def withdraw(self, leg: Leg, indices: Sequence[int]) -> None:
+        """See ``Link.withdraw``."""
+        if self._session is not None:
+            self._session.queue.discard_chunks(leg.machine.number, frozenset(indices))
 
     def unqueue(self, leg: Leg) -> None:
         """See ``Link.unqueue``."""
@@ -239,7 +263,7 @@ class PeerLink:
         identity = Identity(peer=settings.own_id, session=secrets.token_hex(8), fingerprint=self._fingerprint)
         stream = self._transport.dial(self._address, timeout_s=settings.connect_timeout_s)
         try:
-            decoder = introduce(
+            decoder, accepted = introduce(
                 stream,
                 identity,
                 expected=self.peer,
@@ -249,7 +273,7 @@ class PeerLink:
         except (TransportError, ProtocolError):
             stream.close()
             raise
-        session = OutSession(identity, stream, name=self.peer)
+        session = OutSession(identity, stream, name=self.peer, credit_bytes=accepted.unasked_bytes)
         for index in range(1, settings.streams + 1):
             threading.Thread(
                 target=self._run_data,
@@ -278,8 +302,10 @@ class PeerLink:
             case Pong(nonce=nonce):
                 self.trip.pong(nonce, time.monotonic())
                 session.is_silent = False
-            case Want(number=number, indices=indices, pieces=pieces):
-                self._on_leg(session, number, tx.WantSeen(indices=indices, pieces=pieces), event)
+            case Want(number=number, indices=indices, pieces=pieces, answered=answered):
+                want = tx.WantSeen(indices=indices, pieces=pieces, answered=answered)
+                self._on_leg(session, number, want, event)
+                self._acknowledged(session, 0)  # what was sent in vain is no longer awaited
             case Ack(number=number, indices=indices):
                 self._on_leg(session, number, tx.AckSeen(indices=indices), event)
                 self._acknowledged(session, len(indices) * self._store.chunk_bytes)
@@ -345,7 +371,11 @@ class PeerLink:
                 payload = row[piece.offset : piece.offset + piece.length]
                 buffers += (
                     encode_data_header(
-                        number=piece.number, index=piece.index, offset=piece.offset, payload=payload
+                        number=piece.number,
+                        index=piece.index,
+                        offset=piece.offset,
+                        payload=payload,
+                        is_unasked=piece.is_unasked,
                     ),
                     payload,
                 )

@@ -72,6 +72,7 @@ class Space:
             connect_timeout_s=config.agent.connect_timeout_s,
             stall_timeout_s=config.agent.stall_timeout_s,
             max_rate_bytes_per_s=config.agent.max_rate,
+            unasked_bytes=config.agent.unasked_bytes,
         )
         own = config.engine(engine_id)
         self.links = {

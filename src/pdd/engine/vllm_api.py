@@ -5,7 +5,8 @@ No other module imports vLLM. When vLLM moves something, this file and its table
 Source:
     vllm/v1/kv_offload/base.py, v1/kv_offload/tiering/{base,spec,manager}.py, v1/kv_offload/config.py,
     v1/kv_offload/cpu/shared_offload_region.py, v1/core/kv_cache_utils.py, v1/kv_cache_interface.py,
-    distributed/kv_transfer/kv_connector/v1/offloading_connector.py and the package beside it, @0.32.0.
+    distributed/kv_transfer/kv_connector/v1/offloading_connector.py and the package beside it, v1/sample/**,
+    v1/worker/gpu/sample/logits_processor/interface.py, model_executor/layers/utils.py@0.32.0.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -45,13 +46,16 @@ def check_vllm_version(installed: str | None = None) -> str:
 check_vllm_version()
 
 # Only now: with another version these lines would fail with a name nobody asked about.
+from vllm.config import VllmConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import canonical_mapping  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # noqa: E402
 from vllm.logger import init_logger  # noqa: E402
+from vllm.model_executor.layers.utils import apply_penalties  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
@@ -86,6 +90,11 @@ from vllm.v1.kv_offload.config import OffloadingConfig  # noqa: E402
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
+from vllm.v1.sample.logits_processor import BatchUpdate, process_dict_updates  # noqa: E402
+from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor  # noqa: E402
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler  # noqa: E402
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState  # noqa: E402
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor  # noqa: E402
 
 
 def root_block_hash() -> bytes | None:
@@ -128,6 +137,7 @@ __all__ = [
     "keys_in_prefix_order",
     "offloaded_group_ids",
     "root_block_hash",
+    "BatchUpdate",
     "BlockIDsLoadStoreSpec",
     "CanonicalKVCacheRef",
     "CanonicalKVCaches",
@@ -137,6 +147,8 @@ __all__ = [
     "JobResult",
     "KVConnectorRole",
     "LoadStoreSpec",
+    "LogitsContext",
+    "LogitsProcRequestState",
     "LookupResult",
     "MLAAttentionSpec",
     "Medium",
@@ -152,13 +164,20 @@ __all__ = [
     "OffloadingWorker",
     "ReqContext",
     "RequestOffloadingContext",
+    "SamplingParams",
     "ScheduleEndContext",
     "SecondaryTierManager",
     "SharedOffloadRegion",
     "SlidingWindowSpec",
     "TieringOffloadingSpec",
+    "TopKTopPSampler",
     "TransferJob",
     "TransferResult",
+    "V1LogitsProcessor",
+    "V2LogitsProcessor",
+    "VllmConfig",
+    "apply_penalties",
     "current_platform",
     "init_logger",
+    "process_dict_updates",
 ]

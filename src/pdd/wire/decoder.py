@@ -18,7 +18,9 @@ from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.wire.frames import (
     DATA_CHECK,
     DATA_FIELDS,
+    DATA_FLAGS,
     DATA_HEADER_BYTES,
+    FLAG_UNASKED,
     KIND_CONTROL,
     KIND_DATA,
     MAGIC,
@@ -51,6 +53,7 @@ class DataHeader:
     index: int
     offset: int
     length: int
+    is_unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +199,10 @@ class FrameDecoder:
         return self._end_payload(intact=xxhash.xxh3_64_intdigest(self._target) == self._checksum)
 
     def _begin_frame(self) -> None:
-        magic, kind, zero, length, self._checksum = PREFIX.unpack_from(self._head)
+        magic, kind, flags, length, self._checksum = PREFIX.unpack_from(self._head)
         if magic in _TLS_MAGIC:
             raise RemoteProtocolError("the peer speaks TLS, this side does not")
-        if magic != MAGIC or zero:
+        if magic != MAGIC or flags & ~(DATA_FLAGS if kind == KIND_DATA else 0):
             raise RemoteProtocolError("the peer does not speak this protocol")
         is_control = kind == KIND_CONTROL and self._first_bytes == PREFIX.size
         if is_control and 0 < length <= self._max_control_bytes:
@@ -225,8 +228,10 @@ class FrameDecoder:
         (check,) = DATA_CHECK.unpack_from(self._head, _HEAD_BYTES)
         if check != head_check(self._head[:_HEAD_BYTES]):
             raise RemoteProtocolError("DATA header with a wrong check")
-        length = PREFIX.unpack_from(self._head)[3]
-        self._header = DataHeader(number=number, index=index, offset=offset, length=length)
+        _, _, flags, length, _ = PREFIX.unpack_from(self._head)
+        self._header = DataHeader(
+            number=number, index=index, offset=offset, length=length, is_unasked=bool(flags & FLAG_UNASKED)
+        )
         self._part = _Part.UNPLACED
         return self._header
 

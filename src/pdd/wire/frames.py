@@ -1,6 +1,6 @@
 """Frames between two agents: what they are, and how each is written.
 
-A frame is a 16-byte prefix (magic, kind, zero, length, xxh3_64 of the body) and a body. The body of a
+A frame is a 16-byte prefix (magic, kind, flags, length, xxh3_64 of the body) and a body. The body of a
 control frame is msgpack, tagged by type. A DATA frame has 16 more bytes of fixed header between prefix
 and payload, with a check of their own: a header must be known to be good before its payload is written
 to the slot it names.
@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 PROBE_VERSION: Final = 0
 """A HELLO of this version asks only who answers; it is always refused, as ``probe``."""
 MAX_HELLO_BYTES: Final = 64 * 2**10
@@ -33,8 +33,11 @@ MAGIC: Final = 0x4450
 """``PD`` on the wire, little-endian."""
 KIND_CONTROL: Final = 1
 KIND_DATA: Final = 2
+FLAG_UNASKED: Final = 1
+"""On DATA: the payload was sent before the receiver has said that it lacks the chunk."""
+DATA_FLAGS: Final = FLAG_UNASKED
 PREFIX: Final = struct.Struct("<HBBIQ")
-"""magic, kind, zero, body length in bytes, xxh3_64 of the body."""
+"""magic, kind, flags (none on a control frame), body length in bytes, xxh3_64 of the body."""
 DATA_FIELDS: Final = struct.Struct("<III")
 """transfer number, chunk index, offset in the chunk."""
 DATA_CHECK: Final = struct.Struct("<I")
@@ -67,10 +70,14 @@ class Hello(Frame, frozen=True, tag=1):
 
 
 class HelloOk(Frame, frozen=True, tag=2):
-    """The connection is accepted; ``peer`` is the accepting agent."""
+    """The connection is accepted; ``peer`` is the accepting agent.
+
+    ``unasked_bytes`` is the credit for DATA of chunks that the receiver has not answered yet.
+    """
 
     version: int
     peer: Name
+    unasked_bytes: Number = 0
 
 
 class Refused(Frame, frozen=True, tag=3):
@@ -99,11 +106,16 @@ class Offer(Frame, frozen=True, tag=4):
 
 
 class Want(Frame, frozen=True, tag=5):
-    """The receiver lacks these chunks whole, and these ``(index, offset, length)`` pieces once more."""
+    """The receiver lacks these chunks whole, and these ``(index, offset, length)`` pieces once more.
+
+    ``answered`` is how many of the offered chunks it has looked up by now; 0 in a WANT that answers no
+    OFFER. What is below and was never wanted, the receiver has or gets elsewhere.
+    """
 
     number: Number
     indices: Annotated[list[Index], Meta(max_length=MAX_INDICES_PER_FRAME)]
     pieces: Annotated[list[tuple[Index, Number, Number]], Meta(max_length=MAX_INDICES_PER_FRAME)] = []
+    answered: Annotated[int, Meta(ge=0, le=MAX_CHUNKS)] = 0
 
 
 class Ack(Frame, frozen=True, tag=6):
@@ -164,9 +176,12 @@ def encode_control(frame: ControlFrame) -> bytes:
     return PREFIX.pack(MAGIC, KIND_CONTROL, 0, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
 
-def encode_data_header(*, number: int, index: int, offset: int, payload: memoryview) -> bytes:
+def encode_data_header(
+    *, number: int, index: int, offset: int, payload: memoryview, is_unasked: bool = False
+) -> bytes:
     """The 32 bytes that precede ``payload`` in a DATA frame."""
-    prefix = PREFIX.pack(MAGIC, KIND_DATA, 0, payload.nbytes, xxhash.xxh3_64_intdigest(payload))
+    flags = FLAG_UNASKED if is_unasked else 0
+    prefix = PREFIX.pack(MAGIC, KIND_DATA, flags, payload.nbytes, xxhash.xxh3_64_intdigest(payload))
     head = prefix + DATA_FIELDS.pack(number, index, offset)
     return head + DATA_CHECK.pack(head_check(head))
 

@@ -87,7 +87,7 @@ def test_release_ends_the_lease_and_only_once(fleet: Fleet) -> None:
 
 def test_a_lease_nobody_releases_runs_out(fleet: Fleet) -> None:
     p, md = fleet.agents(lease_s=0.2)
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.push("t", ["md0"], range(5))
     p.wait_event("landed", transfer="t")
     wait_for(lambda: leased(md) == 0, "the lease to end")
@@ -96,7 +96,7 @@ def test_a_lease_nobody_releases_runs_out(fleet: Fleet) -> None:
 
 def test_a_full_receiver_says_so_and_keeps_what_is_leased(fleet: Fleet) -> None:
     p, md = fleet.agents(stores={"md0": 10 * 4096})
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.push("a", ["md0"], range(6))
     p.wait_event("landed", transfer="a")
     prefill.push("b", ["md0"], range(100, 106))
@@ -276,7 +276,7 @@ def test_a_line_that_corrupts_everything_fails_as_corrupt(fleet: Fleet) -> None:
 
 def test_garbage_on_the_data_port_hurts_nobody(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     port = md.config.engine("md0").data_port
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",

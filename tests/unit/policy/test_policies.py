@@ -190,10 +190,7 @@ def test_placement_takes_the_least_loaded_and_does_not_depend_on_the_order(engin
         ({"temperature": 0.0, "top_p": 0.9, "logit_bias": {"5": 1}}, None, False),
         ({"repetition_penalty": 1.1}, None, False),
         ({"temperature": 0, "seed": 7}, None, False),
-        ({"seed": 7}, "seed", True),
-        ({"presence_penalty": 0.5}, "presence_penalty", True),
-        ({"frequency_penalty": -0.5}, "frequency_penalty", True),
-        ({"presence_penalty": 0.0}, None, False),
+        ({"seed": 7, "presence_penalty": 0.5, "frequency_penalty": -0.5}, None, False),
         ({"structured_outputs": {"json_object": True}}, "structured_output", True),
         ({"thinking_token_budget": 5}, "thinking_token_budget", True),
         ({"prompt_logprobs": 0}, "prompt_logprobs", False),
@@ -202,6 +199,23 @@ def test_placement_takes_the_least_loaded_and_does_not_depend_on_the_order(engin
 def test_relayable(params: dict[str, object], reason: str | None, whole: bool) -> None:
     decision = decide_relayable(params)
     assert (decision.reason, decision.whole_on_main) == (reason, whole)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"seed": 7}, "seed"),
+        ({"seed": 7, "temperature": 0}, None),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -0.5}, "frequency_penalty"),
+        ({"presence_penalty": 0.0}, None),
+    ],
+)
+def test_penalties_and_seeds_stay_on_one_engine_where_they_are_not_carried(
+    params: dict[str, object], reason: str | None
+) -> None:
+    decision = decide_relayable(params, sampler_state_carried=False)
+    assert (decision.reason, decision.whole_on_main) == (reason, reason is not None)
 
 
 def test_relayable_by_what_is_not_in_the_sampling_parameters() -> None:

@@ -26,7 +26,7 @@ control = st.one_of(
         stream=st.integers(0, 64),
         fingerprint=st.dictionaries(name, name, max_size=3),
     ),
-    st.builds(f.HelloOk, version=st.integers(0, 9), peer=name),
+    st.builds(f.HelloOk, version=st.integers(0, 9), peer=name, unasked_bytes=u32),
     st.builds(f.Refused, reason=name, fields=st.lists(name, max_size=3)),
     st.builds(f.Offer, number=u32, transfer=name, first=index, keys=keys),
     st.builds(
@@ -34,6 +34,7 @@ control = st.one_of(
         number=u32,
         indices=st.lists(index, max_size=5),
         pieces=st.lists(st.tuples(index, u32, u32), max_size=3),
+        answered=st.integers(0, f.MAX_CHUNKS),
     ),
     st.builds(f.Ack, number=u32, indices=st.lists(index, max_size=5)),
     st.builds(f.End, number=u32, total=st.integers(1, f.MAX_CHUNKS)),
@@ -43,16 +44,18 @@ control = st.one_of(
     st.builds(f.Ping, nonce=u32),
     st.builds(f.Pong, nonce=u32),
 )
-data = st.tuples(u32, u32, u32, st.binary(min_size=1, max_size=300))
+data = st.tuples(u32, u32, u32, st.binary(min_size=1, max_size=300), st.booleans())
 messages = st.lists(st.one_of(control, data), max_size=8)
 
 
 def encode(message: Any) -> bytes:
     if isinstance(message, f.Frame):
         return f.encode_control(message)
-    number, at, offset, payload = message
-    view = memoryview(payload)
-    return f.encode_data_header(number=number, index=at, offset=offset, payload=view) + payload
+    number, at, offset, payload, is_unasked = message
+    header = f.encode_data_header(
+        number=number, index=at, offset=offset, payload=memoryview(payload), is_unasked=is_unasked
+    )
+    return header + payload
 
 
 class Placer:
@@ -91,8 +94,8 @@ def test_what_is_sent_is_what_is_received(sent: list[Any]) -> None:
     ]
     pieces = [m for m in sent if not isinstance(m, f.Frame)]
     ends = [e for e in events if isinstance(e, DataEnd)]
-    assert [(h.number, h.index, h.offset, h.length) for h, _ in placed] == [
-        (*m[:3], len(m[3])) for m in pieces
+    assert [(h.number, h.index, h.offset, h.length, h.is_unasked) for h, _ in placed] == [
+        (*m[:3], len(m[3]), m[4]) for m in pieces
     ]
     for end, (_, buffer), piece in zip(ends, placed, pieces, strict=True):
         assert end.intact == (buffer is not None)
@@ -150,7 +153,8 @@ def test_a_body_that_is_no_message_is_a_remote_error(body: bytes) -> None:
     [
         f.PREFIX.pack(0, f.KIND_CONTROL, 0, 1, 0),
         f.PREFIX.pack(f.MAGIC, 9, 0, 1, 0),
-        f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, 1, 1, 0),
+        f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, f.FLAG_UNASKED, 1, 0),
+        f.PREFIX.pack(f.MAGIC, f.KIND_DATA, 128, 1, 0),
         f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, 0, 0, 0),
         f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, 0, f.MAX_CONTROL_BYTES + 1, 0),
         f.PREFIX.pack(f.MAGIC, f.KIND_DATA, 0, f.MAX_PIECE_BYTES + 1, 0),
@@ -191,7 +195,7 @@ class TestDecoderUse:
 
     def test_a_payload_must_be_placed(self) -> None:
         decoder = FrameDecoder()
-        stream = encode((1, 2, 3, b"payload"))
+        stream = encode((1, 2, 3, b"payload", False))
         for byte in stream[: f.DATA_HEADER_BYTES]:
             decoder.buffer()[0] = byte
             decoder.advance(1)
@@ -213,7 +217,7 @@ class TestDecoderUse:
         decoder, placer = FrameDecoder(), Placer()
         decoder.expect_data_only()
         assert decoder.buffer().nbytes == f.DATA_HEADER_BYTES
-        events = decoder.feed(encode((1, 2, 3, b"payload")) * 2, placer)
+        events = decoder.feed(encode((1, 2, 3, b"payload", False)) * 2, placer)
         assert [type(event) for event in events] == [DataHeader, DataEnd] * 2
         assert decoder.buffer().nbytes == f.DATA_HEADER_BYTES
         with pytest.raises(RemoteProtocolError):
@@ -224,4 +228,4 @@ class TestDecoderUse:
     def test_a_peer_may_be_held_to_smaller_pieces(self) -> None:
         decoder = FrameDecoder(max_piece_bytes=4)
         with pytest.raises(RemoteProtocolError):
-            decoder.feed(encode((1, 2, 3, b"12345")), lambda _header: None)
+            decoder.feed(encode((1, 2, 3, b"12345", True)), lambda _header: None)

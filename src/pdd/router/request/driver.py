@@ -26,6 +26,7 @@ from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
 from pdd.router.http_client import Gate
 from pdd.router.metrics import RouterMetrics
+from pdd.router.parsing import ParserClient
 from pdd.router.records import Record
 from pdd.router.request.accounting import Accounting
 from pdd.router.request.events import (
@@ -79,6 +80,7 @@ class Services:
     background: Callable[[Coroutine[Any, Any, None]], None]
     door: Door
     decisions: DecisionLog
+    parser: ParserClient
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
