@@ -2,13 +2,12 @@
 
 P runs with two tensor-parallel workers, MD with one; KV crosses in both directions. Booting engines takes a
 minute a family, so by default there is the one that has everything: sliding windows beside full attention, in
-three KV cache groups, with grouped-query heads. ``PDD_FAMILIES=tiny,tiny-window,tiny-mla`` runs all.
+three KV cache groups, with grouped-query heads. ``PDD_FAMILIES=tiny,tiny-window`` runs both.
 """
 
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -20,12 +19,8 @@ from pdd.engine.models import prepare_tiny_model
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 FAMILIES = os.environ.get("PDD_FAMILIES", "tiny-window").split(",")
-ENVIRONMENT: dict[str, dict[str, str]] = {
-    # As the refusal of latent attention on this backend says.
-    "tiny-mla": {"VLLM_MLA_DISABLE": "1"}
-}
-KV_GROUPS = {"tiny": "full", "tiny-window": "window(80)+window(80)+full", "tiny-mla": "full"}
-CHUNKS_OF_WINDOWS = {"tiny": 0, "tiny-window": 2 * 3, "tiny-mla": 0}
+KV_GROUPS = {"tiny": "full", "tiny-window": "window(80)+window(80)+full"}
+CHUNKS_OF_WINDOWS = {"tiny": 0, "tiny-window": 2 * 3}
 """Chunks of the sliding windows that a long prompt needs, beside one for each position."""
 
 LENGTHS = {FIRST: (1, 31, 32, 33, 64, 97, 300, 512, 513, 1000), SECOND: (32, 97, 512, 1000)}
@@ -44,13 +39,8 @@ async def pair(family: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     """P with two workers, MD with one."""
     cache = Path(os.environ.get("PDD_MODEL_CACHE", ".cache/models"))
     model = prepare_tiny_model(cache, family=family)
-    common: dict[str, Any] = {"env": ENVIRONMENT.get(family, {})}
-    async with running_pair(
-        model,
-        tmp_path_factory.mktemp(family),
-        first={**common, "vllm_args": ["--tensor-parallel-size", "2"]},
-        second=common,
-    ) as running:
+    two_workers = {"vllm_args": ["--tensor-parallel-size", "2"]}
+    async with running_pair(model, tmp_path_factory.mktemp(family), first=two_workers) as running:
         yield running
 
 

@@ -69,11 +69,13 @@ def cache_shape(vllm_config: Any, kv_cache_config: Any) -> CacheShape:
             )
         )
         shards |= {_num_shards(spec, total_heads) for spec in specs}
+    text_config = vllm_config.model_config.hf_text_config
     is_on_cpu = bool(current_platform.is_cpu())
     return CacheShape(
         groups=tuple(groups),
         num_shards=max(shards),
         keeps_all=vllm_config.cache_config.prefix_cache_retention_interval is None,
+        is_latent_model=getattr(text_config, "kv_lora_rank", None) is not None,
         is_on_cpu=is_on_cpu,
         has_amx=is_on_cpu and bool(torch.cpu._is_amx_tile_supported()),  # noqa: SLF001  # vLLM's own test
     )

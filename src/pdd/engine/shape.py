@@ -50,13 +50,15 @@ class CacheShape:
 
     ``num_shards`` is how many different shares of a layer's KV the tensor-parallel workers hold: their number
     where each has heads of its own, fewer where they hold copies. ``keeps_all`` says whether every block of
-    a window is kept for a while, not only those at some places. ``is_on_cpu`` names the CPU backend,
-    ``has_amx`` what it can use there.
+    a window is kept for a while, not only those at some places. ``is_latent_model`` names models of latent
+    attention, whatever is kept of them. ``is_on_cpu`` names the CPU backend, ``has_amx`` what it can use
+    there.
     """
 
     groups: tuple[CacheGroup, ...]
     num_shards: int = 1
     keeps_all: bool = True
+    is_latent_model: bool = False
     is_on_cpu: bool = False
     has_amx: bool = False
 

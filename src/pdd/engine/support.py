@@ -35,12 +35,13 @@ def check_shape(shape: CacheShape, *, model: str, blocks_per_chunk: int) -> None
                 f"a KV cache of kind {group.kind} cannot be moved; full attention, sliding windows and "
                 "latent attention (MLA) can: serve another model"
             )
-        if group.kind == Kind.LATENT and shape.is_on_cpu and not shape.has_amx:
-            raise refuse(
-                "vLLM's CPU backend computes latent attention (MLA) of a prompt only from its first token, "
-                "unless the processor has AMX, so that it could not go on from KV that arrived: set "
-                'VLLM_MLA_DISABLE = "1" in the env of all engines, which keeps keys and values instead'
-            )
+    is_latent = all(group.kind == Kind.LATENT for group in shape.groups)
+    if shape.is_latent_model and shape.is_on_cpu and not (is_latent and shape.has_amx):
+        raise refuse(
+            "vLLM's CPU backend computes latent attention (MLA) of a prompt only from its first token, "
+            "unless the processor has AMX, so that it cannot go on from KV that arrived (and without MLA it "
+            "computes other values for a prompt than for a single token): serve it on GPUs, or another model"
+        )
     if len({group.block_tokens for group in shape.groups}) > 1:
         sizes = ", ".join(f"{group}: {group.block_tokens}" for group in shape.groups)
         raise refuse(f"its groups have blocks of different size ({sizes} tokens): serve another model")

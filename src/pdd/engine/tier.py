@@ -189,11 +189,6 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
             [context.get_offload_key_position(key) for key in job_metadata.keys],
             chunk_tokens=self._chunk_tokens,
         )
-        logger.info(
-            context.req_id,
-            [(c.end_tokens, c.group, c.slot, c.key.hex()[-12:]) for c in chunks],
-            [self._place(context.req_id, c) for c in chunks],
-        )
         self._link.store(
             StoreChunks(
                 job=job_metadata.job_id,

@@ -195,7 +195,9 @@ def kv_config(*specs: Any) -> Any:
 
 def model_config(heads: int) -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads, model="org/m"),
+        model_config=SimpleNamespace(
+            get_total_num_kv_heads=lambda: heads, model="org/m", hf_text_config=SimpleNamespace()
+        ),
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"blocks_per_chunk": 1}),
         cache_config=SimpleNamespace(prefix_cache_retention_interval=None),
     )

@@ -67,8 +67,8 @@ WINDOW = group(Kind.WINDOW, window_tokens=512)
     [
         FULL,
         CacheShape(groups=(WINDOW, WINDOW, group(Kind.FULL))),
-        CacheShape(groups=(group(Kind.LATENT),)),
-        CacheShape(groups=(group(Kind.LATENT),), is_on_cpu=True, has_amx=True),
+        CacheShape(groups=(group(Kind.LATENT),), is_latent_model=True),
+        CacheShape(groups=(group(Kind.LATENT),), is_latent_model=True, is_on_cpu=True, has_amx=True),
     ],
 )
 def test_families_people_serve_are_moved(shape: CacheShape) -> None:
@@ -76,25 +76,32 @@ def test_families_people_serve_are_moved(shape: CacheShape) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "is_on_cpu", "blocks_per_chunk", "reason"),
+    ("groups", "blocks_per_chunk", "reason"),
     [
-        ((group(Kind.FULL), group("MambaSpec")), False, 1, "kind MambaSpec cannot be moved"),
-        ((group("ChunkedLocalAttentionSpec"),), False, 1, "ChunkedLocalAttentionSpec"),
-        ((group("full/latent"),), False, 1, "full/latent"),
-        ((group(Kind.LATENT),), True, 1, "VLLM_MLA_DISABLE"),
-        ((group(Kind.FULL), group(Kind.FULL, is_draft=True)), False, 1, "--speculative-config"),
-        ((WINDOW, group(Kind.FULL, block_tokens=16)), False, 1, r"window\(512\): 32, full: 16"),
-        ((WINDOW, group(Kind.FULL)), False, 2, r"kv.blocks_per_chunk = 1 \(it is 2\)"),
+        ((group(Kind.FULL), group("MambaSpec")), 1, "kind MambaSpec cannot be moved"),
+        ((group("ChunkedLocalAttentionSpec"),), 1, "ChunkedLocalAttentionSpec"),
+        ((group("full/latent"),), 1, "full/latent"),
+        ((group(Kind.FULL), group(Kind.FULL, is_draft=True)), 1, "--speculative-config"),
+        ((WINDOW, group(Kind.FULL, block_tokens=16)), 1, r"window\(512\): 32, full: 16"),
+        ((WINDOW, group(Kind.FULL)), 2, r"kv.blocks_per_chunk = 1 \(it is 2\)"),
     ],
 )
 def test_other_models_are_refused_by_the_property_and_what_to_do(
-    groups: tuple[CacheGroup, ...], is_on_cpu: bool, blocks_per_chunk: int, reason: str
+    groups: tuple[CacheGroup, ...], blocks_per_chunk: int, reason: str
 ) -> None:
-    shape = CacheShape(groups=groups, is_on_cpu=is_on_cpu)
+    shape = CacheShape(groups=groups)
     with pytest.raises(UnsupportedModelError, match=reason) as refusal:
         check_shape(shape, model="org/m", blocks_per_chunk=blocks_per_chunk)
     assert "org/m" in str(refusal.value)
     assert "+".join(each.kind for each in groups).split("/")[0] in str(refusal.value).replace("(512)", "")
+
+
+@pytest.mark.parametrize(("kind", "has_amx"), [(Kind.LATENT, False), (Kind.FULL, False), (Kind.FULL, True)])
+def test_latent_attention_is_refused_where_the_cpu_backend_cannot_go_on(kind: Kind, has_amx: bool) -> None:
+    """Also with MLA switched off, when keys and values are kept: a prompt's are then wrong there."""
+    shape = CacheShape(groups=(group(kind),), is_latent_model=True, is_on_cpu=True, has_amx=has_amx)
+    with pytest.raises(UnsupportedModelError, match="serve it on GPUs, or another model"):
+        check_shape(shape, model="m", blocks_per_chunk=1)
 
 
 def test_windows_that_are_not_all_kept_are_refused() -> None:
