@@ -19,7 +19,7 @@ from typing import Literal
 
 OutlierReason = Literal["shorter_than_wan", "longer_than_wan", "no_relay", "no_wan", "off"]
 LAST_PRIORITY = -1
-"""Behind every transfer that somebody waits for (``pdd.policy.send_order``: below 0 are outliers)."""
+"""Behind every transfer that somebody waits for (``pdd.policy.wan_order``: below 0 are outliers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

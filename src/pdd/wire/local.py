@@ -50,7 +50,7 @@ class BeginTransfer(Message, frozen=True, tag="begin"):
 
     ``prompt_tokens`` says how many chunks make the transfer whole: ``prompt_tokens // chunk_tokens``.
     ``priority``, ``unmasked`` and ``hold`` are the router's words on its place in the line to another site
-    (``pdd.policy.send_order``).
+    (``pdd.policy.wan_order``).
     """
 
     request: str
