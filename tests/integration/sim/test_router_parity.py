@@ -45,18 +45,14 @@ async def _recorded() -> list[dict[str, Any]]:
     async with running_bed(roles=ROLES, policy=policy) as bed:
         bed.agents["p0"].landing_s.update(md0=0.2, md1=0.2)
         links = bed.router.fleet.engines["p0"].agent.links
-        for rate_bytes_per_s in (1e12, 3e5):
+        for rate_bytes_per_s in (1e12, 3e5, 1e2):
             for peer in ("md0", "md1"):
                 links[peer] = {"state": "up", "rate_bytes_per_s": rate_bytes_per_s, "rtt_s": 0.01}
+            prompts = [f"say {n} {rate_bytes_per_s} " * 40 for n in range(16)]
+            lengths = [1 + 29 * (n % 3) for n in range(16)]
+            asked = zip(prompts, lengths, strict=True)
             await asyncio.gather(
-                *(
-                    bed.post(
-                        "/v1/completions",
-                        prompt=f"say {n} {rate_bytes_per_s} " * 40,
-                        max_tokens=1 + 29 * (n % 3),
-                    )
-                    for n in range(24)
-                )
+                *(bed.post("/v1/completions", prompt=text, max_tokens=most) for text, most in asked)
             )
         return list(bed.router.decisions.of())
 
