@@ -21,7 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "MD prefills deltas up to 512 tokens": {"policy": {"main_prefill_max_tokens": 512}},
     "MD prefills deltas up to 2048 tokens": {"policy": {"main_prefill_max_tokens": 2048}},
     "hot prefixes on every MD": {"policy": {"hot_prefix_copies": 1}},
-    "outliers held": {"policy": {"hold_outliers": True}},
+    "that order, outliers last": {"policy": {"wan_order": "shortest-unmasked-first", "hold_outliers": True}},
     "wire codec, 1.3 times at 2 GB/s a transfer": {"line": {"compression_ratio": 1.3, "codec_rate": 2e9}},
     SHARED_RELAYS: {"fleet": {"relay_shares_prefill": True}},
 }

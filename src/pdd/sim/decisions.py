@@ -1,8 +1,8 @@
 """All decisions of a run: the router's policies, asked with the simulator's snapshots.
 
 Owns the step from the simulator's state to a policy's arguments. Where a snapshot would cost more than the
-decision, the part of the policy that takes plain values is called;
-``tests/integration/sim/test_router_parity.py`` replays what a router recorded through both.
+decision, the part of the policy that takes plain values is called. A test asks what a router recorded again
+through this class and expects the recorded decisions.
 """
 
 from dataclasses import dataclass
