@@ -21,7 +21,7 @@ from pdd.agent.events import EventLog
 from pdd.agent.out_session import OutSession
 from pdd.agent.outbound import Leg, Outbound
 from pdd.agent.send_queue import Piece
-from pdd.agent.stats import RateMeter, RoundTrip
+from pdd.agent.stats import LossMeter, RateMeter, RoundTrip
 from pdd.agent.store import ChunkStore
 from pdd.core.errors import (
     IncompatiblePeerError,
@@ -103,6 +103,7 @@ class PeerLink:
         """Connection attempts by result: ``up`` or what went wrong, for metrics."""
         self.rate = RateMeter()
         self.trip = RoundTrip()
+        self.loss = LossMeter()
         self.answers = Answers(_UNASKED)
         self.coder = LinkCoder(settings.codec, num_threads=settings.streams)
         self.num_sent_bytes = 0
@@ -198,6 +199,8 @@ class PeerLink:
     def describe(self) -> dict[str, Any]:
         """The link object of the control API."""
         with self._outbound.lock:
+            if self._session is not None:
+                self.loss.update(*self._session.segments())
             return {
                 "peer": self.peer,
                 "address": self._address,
@@ -207,6 +210,7 @@ class PeerLink:
                 "rate_bytes_per_s": self.rate.rate_bytes_per_s,
                 "queued_bytes": self._queued_bytes(),
                 "rtt_s": self.trip.rtt_s,
+                "loss_ratio": self.loss.ratio,
             }
 
     def tick(self, now_s: float) -> None:
