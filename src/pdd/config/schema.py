@@ -292,7 +292,7 @@ class PddConfig(Section):
         return not (is_loopback(engine.host) and is_loopback(dialled_host))
 
     def uses_nixl(self, engine: EngineConfig) -> bool:
-        """Whether KV to it goes over NIXL: a port speaks one transport, so all who push to it must be near."""
+        """Whether KV to it goes over NIXL: a port speaks one transport, so all who push must be near."""
         senders = [other for other in self.engines_of("prefill") if other.id != engine.id]
         is_near = bool(senders) and all(sender.site == engine.site for sender in senders)
         return self.agent.fast_transport == "nixl" and engine.role != "prefill" and is_near

@@ -98,7 +98,7 @@ class InboundMachine(RuleBasedStateMachine):
         ]
         if wanted:
             number, index = wanted[pick % len(wanted)]
-            header = DataHeader(number=number, index=index, offset=HALF * half, length=HALF)
+            header = DataHeader(number=number, index=index, offset=HALF * half, length=HALF, wire_length=HALF)
             receiving = _Receiving()
             if session._place(header, receiving) is not None:
                 self.writing.append((session, header, receiving))
@@ -115,7 +115,7 @@ class InboundMachine(RuleBasedStateMachine):
         ]
         if wanted:
             number, index = wanted[pick % len(wanted)]
-            header = DataHeader(number=number, index=index, offset=0, length=CHUNK)
+            header = DataHeader(number=number, index=index, offset=0, length=CHUNK, wire_length=CHUNK)
             receiving = _Receiving()
             assert session._place(header, receiving) is not None
             session._on_data(DataEnd(header=header, intact=True), receiving)
