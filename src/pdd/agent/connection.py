@@ -113,6 +113,7 @@ def introduce(
         stream=stream_index,
         fingerprint=dict(identity.fingerprint),
         codecs=list(identity.codecs),
+        expected=expected,
     )
     stream.send([encode_control(hello)], timeout_s=timeout_s)
     decoder = greeting_decoder()

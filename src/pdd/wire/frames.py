@@ -62,7 +62,8 @@ class Hello(Frame, frozen=True, tag=1):
 
     Connections with one ``session`` belong together: ``stream`` 0 carries control frames, the others
     DATA. ``fingerprint`` gives the meaning of the dialling side's chunk bytes, ``codecs`` names the codecs
-    it can send payloads in.
+    it can send payloads in. ``expected`` is whom it means to reach: another agent refuses before a session is
+    made, which would replace the one this peer may rightly have there.
     """
 
     version: int
@@ -71,6 +72,7 @@ class Hello(Frame, frozen=True, tag=1):
     stream: Annotated[int, Meta(ge=0, le=1024)]
     fingerprint: Annotated[dict[Name, Text], Meta(max_length=64)]
     codecs: Annotated[list[Name], Meta(max_length=16)] = []
+    expected: Name = ""
 
 
 class HelloOk(Frame, frozen=True, tag=2):
@@ -90,8 +92,8 @@ class Refused(Frame, frozen=True, tag=3):
     """The connection is not accepted and will be closed.
 
     ``reason`` is ``version``, ``incompatible`` (``fields`` names what differs), ``not_ready`` (no engine
-    has said yet what chunks are), ``identity`` (the certificate is another's), ``unknown_session`` or
-    ``probe``. ``peer`` is the refusing agent.
+    has said yet what chunks are), ``identity`` (the certificate is another's), ``wrong_peer`` (another agent
+    is meant), ``unknown_session`` or ``probe``. ``peer`` is the refusing agent.
     """
 
     reason: Name

@@ -271,10 +271,17 @@ def test_an_address_that_leads_to_another_agent_is_named(fleet: Fleet) -> None:
     md1.engine()
     prefill = p.engine()
     prefill.push("t", ["md0"], range(3))
+    prefill.push("right", ["md1"], range(3))
     p.wait_event("failed", transfer="t")
-    # Later attempts may meet the end of an earlier one's session instead; the first cannot.
-    reasons = [event["reason"] or "" for event in p.events("link")]
-    assert any(f"at {where} answers md1 instead of md0" in reason for reason in reasons), reasons
+    p.wait_event("landed", transfer="right")
+    reasons = {event["reason"] for event in p.events("link") if event["peer"] == "md0"} - {None}
+    assert len(reasons) == 1
+    assert f"at {where} answers md1 instead of md0" in reasons.pop()
+    # The wrong attempts end nobody's session: the link that is rightly there was made once.
+    assert p.agent.space is not None
+    assert p.agent.space.links["md0"].attempts["untrusted"] > 1
+    assert p.agent.space.links["md1"].attempts == {"up": 1}
+    assert refused(md1)["wrong_peer"] > 1
 
 
 class TestMode:
