@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pdd.agent.answers import Answers
 from pdd.agent.coder import CodecMode, LinkCoder, offered_codecs
-from pdd.agent.connection import Identity, introduce, read_frames
+from pdd.agent.connection import FrameCount, Identity, introduce, read_frames
 from pdd.agent.events import EventLog
 from pdd.agent.out_session import OutSession
 from pdd.agent.outbound import Leg, Outbound
@@ -298,10 +298,12 @@ class PeerLink:
 
     def _serve(self, session: OutSession, decoder: FrameDecoder) -> str:
         """The session has ended; returns why."""
+        count = FrameCount()
         try:
             for event in read_frames(session.control, decoder, lambda _header: None):
                 if not isinstance(event, ControlReceived):
                     raise RemoteProtocolError("DATA on the control connection")
+                count.add(event.frame)
                 self._on_frame(session, event)
         except (ProtocolError, TransportError) as error:
             return session.reason or str(error)

@@ -161,15 +161,21 @@ class Cancel(Frame, frozen=True, tag=10):
 
 
 class Ping(Frame, frozen=True, tag=11):
-    """Asks for a ``Pong`` with the same ``nonce``: round-trip time, and a sign of life."""
+    """Asks for a ``Pong`` with the same ``nonce``: round-trip time, and a sign of life.
+
+    ``sent`` is how many control frames this side had sent in the session before it, handshake aside: a frame
+    that was lost on the way shows within a ping.
+    """
 
     nonce: Number
+    sent: Number = 0
 
 
 class Pong(Frame, frozen=True, tag=12):
-    """Answer to ``Ping``."""
+    """Answer to ``Ping``; ``sent`` likewise, of the answering side."""
 
     nonce: Number
+    sent: Number = 0
 
 
 ControlFrame = Hello | HelloOk | Refused | Offer | Want | Ack | End | Landed | Failed | Cancel | Ping | Pong

@@ -102,7 +102,7 @@ def test_bytes_are_flipped_anywhere(pair: Pair) -> None:
 
 
 def test_a_dropped_control_message_costs_a_session_and_nothing_else(pair: Pair) -> None:
-    """What follows a missing frame makes no sense: the session is made anew."""
+    """What follows a missing frame makes no sense, or a ping counts more than came: a new session is made."""
     rng = random.Random(3)
     num_dropped = 0
 
@@ -117,7 +117,7 @@ def test_a_dropped_control_message_costs_a_session_and_nothing_else(pair: Pair) 
     pair.meddler.tamper = drop
     outcome = pair.load.run(60 * SCALE)
     assert num_dropped
-    assert set(outcome.failed) <= {"stalled", "peer_down"}
+    assert outcome.failed == {}
     pair.check()
 
 
