@@ -3,7 +3,6 @@
 Each time: nothing corrupt is visible, every transfer ends once, nothing leaks, the next request is clean.
 """
 
-import os
 import random
 import time
 from pathlib import Path
@@ -15,9 +14,8 @@ from tests.kit.agent_fleet import RunningAgent, wait_for
 from tests.kit.agent_load import PrefillLoad, check_no_growth, num_descriptors, num_threads
 from tests.kit.engine_side import FakeEngine
 from tests.kit.meddler import Meddler
+from tests.kit.scale import SCALE
 
-SCALE = int(os.environ.get("PDD_SOAK_SCALE", "1"))
-"""``make soak`` multiplies the counts by this."""
 STORE = 64 * 2**20
 
 

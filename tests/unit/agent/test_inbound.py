@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.kit.scale import EXAMPLES
 
 from pdd.agent.inbound import InboundHub
 from pdd.agent.inbound_session import InboundSession, InboundTransfer, _Receiving
@@ -185,5 +186,8 @@ class InboundMachine(RuleBasedStateMachine):
 
 TestInboundMachine = InboundMachine.TestCase
 TestInboundMachine.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40 * EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
