@@ -80,6 +80,8 @@ class OutgoingTransfer:
     request: str
     rank: int
     num_expected: int
+    num_tokens: int
+    """Of the prompt that all chunks together hold."""
     begun_s: float
     urgency: Urgency
     keys: list[bytes] = field(default_factory=list)
@@ -129,9 +131,19 @@ class Outbound:
         """Legs ended, by outcome (``landed`` or the reason), for metrics."""
 
     def begin(
-        self, *, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int, urgency: Urgency
+        self,
+        *,
+        request: str,
+        transfer: str,
+        targets: Sequence[str],
+        prompt_tokens: int,
+        urgency: Urgency,
+        num_chunks: int | None = None,
     ) -> None:
-        """Chunks of the request go to the targets from now on; if held, to other sites only after resume."""
+        """Chunks of the request go to the targets from now on; if held, to other sites only after resume.
+
+        ``num_chunks`` is how many there are, if not one for each ``chunk_tokens`` of the prompt.
+        """
         with self.lock:
             known = self._transfers.get(transfer)
             if known is not None and known.is_active:
@@ -142,7 +154,8 @@ class Outbound:
                 transfer=transfer,
                 request=request,
                 rank=self._num_begun,
-                num_expected=prompt_tokens // self._chunk_tokens,
+                num_expected=prompt_tokens // self._chunk_tokens if num_chunks is None else num_chunks,
+                num_tokens=prompt_tokens // self._chunk_tokens * self._chunk_tokens,
                 begun_s=time.monotonic(),
                 urgency=urgency,
             )
@@ -251,6 +264,14 @@ class Outbound:
         """The router knows that the leg does not move now."""
         fields = {"transfer": leg.transfer.transfer, "peer": leg.peer, "detail": detail}
         self._events.emit("stalled", fields)
+
+    def drop_link(self, link: Link, *, detail: str) -> None:
+        """Every leg over the link, held ones too, has failed."""
+        with self.lock:
+            for outgoing in list(self._transfers.values()):
+                for leg in outgoing.legs.values():
+                    if leg.link is link and leg.machine.is_active:
+                        self._step(leg, tx.Stop(reason="peer_down", detail=detail))
 
     def stop_leg(self, leg: Leg, *, reason: str, detail: str) -> None:
         """The leg has failed, if it had not ended."""
@@ -433,7 +454,7 @@ class Outbound:
                 "wan_bytes": leg.wan_bytes,
                 "payload_bytes": leg.payload_bytes,
                 "full_bytes": num_chunks * self._store.chunk_bytes,
-                "tokens": num_chunks * self._chunk_tokens,
+                "tokens": outgoing.num_tokens,
                 "elapsed_s": round(time.monotonic() - outgoing.begun_s, 6),
                 "prefill_overlap_ratio": round(early / leg.payload_bytes, 4) if leg.payload_bytes else 0.0,
             },

@@ -7,8 +7,9 @@ import time
 import pytest
 from tests.integration.agent.conftest import Fleet
 from tests.kit.agent_fleet import RunningAgent, wait_for
-from tests.kit.engine_side import FakeEngine, key_of
+from tests.kit.engine_side import FakeEngine, fingerprint, key_of
 
+from pdd.core.fingerprint import FIELDS
 from pdd.wire.frames import Offer, encode_control
 
 CHUNK = 64 * 2**10
@@ -119,13 +120,21 @@ def test_a_full_sender_says_so(fleet: Fleet) -> None:
     wait_for(lambda: leased(p) == 0, "the leases to end")
 
 
-def test_other_chunks_are_refused_by_name_of_the_difference(fleet: Fleet) -> None:
+@pytest.mark.parametrize("field", FIELDS)
+def test_other_chunks_are_refused_by_name_of_the_difference(fleet: Fleet, field: str) -> None:
+    """When peers meet, before anything is sent: whatever gives bytes their meaning, alone, is enough."""
     p, md = fleet.agents()
-    prefill, _main = p.engine(), md.engine(dtype="float32")
+    ours = fingerprint(chunk_bytes=4096, chunk_tokens=32)[field]
+    theirs = {"chunk_bytes": 8192, "chunk_tokens": 16}.get(field, "other")
+    _main = md.engine(**{field: theirs})  # first: p dials as soon as it has its engine
+    prefill = p.engine()
+    link = p.wait_event("link", peer="md0", state="incompatible")
+    assert f"{field}: {ours} != {theirs}" in link["reason"]
     prefill.push("t", ["md0"], range(3))
     failed = p.wait_event("failed", transfer="t")
     assert failed["reason"] == "incompatible"
-    assert "dtype: test != float32" in failed["detail"]
+    assert f"{field}: {ours} != {theirs}" in failed["detail"]
+    assert failed["wan_bytes"] == 0
     assert p.agent.state()["peers"][0]["state"] == "incompatible"
 
 
