@@ -24,11 +24,11 @@ demo: install-cpu
 test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-# Half an hour of random trouble on fake engines, then the faults of the WAN tier, SCALE times as long as in `make test`.
+# Half an hour of random trouble on fake engines, then the WAN tier's faults and state machines, SCALE times `make test`.
 SCALE ?= 100
 soak: install
 	PYTHONPATH=. $(BIN)/python -m tests.kit.soak --minutes 30
-	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz $(ARGS)
+	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz tests/unit/agent tests/unit/wire $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
