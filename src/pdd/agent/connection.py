@@ -1,7 +1,7 @@
 """Reading frames off a stream, and the handshake that opens every connection between two agents."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdd.core.errors import (
@@ -35,6 +35,7 @@ class Identity:
     peer: str
     session: str
     fingerprint: Fingerprint
+    codecs: Sequence[str] = ()
 
 
 def read_frames(stream: Stream, decoder: FrameDecoder, place: Place) -> Iterator[ControlReceived | DataEnd]:
@@ -55,8 +56,9 @@ def read_frames(stream: Stream, decoder: FrameDecoder, place: Place) -> Iterator
             target = place(event)
             decoder.place(target)
             if target is not None:
-                stream.recv_exactly(target)
-                event = decoder.advance(target.nbytes)
+                buffer = decoder.buffer()  # the target, or where its coded bytes go first
+                stream.recv_exactly(buffer)
+                event = decoder.advance(buffer.nbytes)
         if isinstance(event, ControlReceived | DataEnd):
             yield event
 
@@ -110,6 +112,7 @@ def introduce(
         session=identity.session,
         stream=stream_index,
         fingerprint=dict(identity.fingerprint),
+        codecs=list(identity.codecs),
     )
     stream.send([encode_control(hello)], timeout_s=timeout_s)
     decoder = greeting_decoder()

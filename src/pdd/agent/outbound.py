@@ -265,6 +265,14 @@ class Outbound:
         fields = {"transfer": leg.transfer.transfer, "peer": leg.peer, "detail": detail}
         self._events.emit("stalled", fields)
 
+    def drop_link(self, link: Link, *, detail: str) -> None:
+        """Every leg over the link, held ones too, has failed."""
+        with self.lock:
+            for outgoing in list(self._transfers.values()):
+                for leg in outgoing.legs.values():
+                    if leg.link is link and leg.machine.is_active:
+                        self._step(leg, tx.Stop(reason="peer_down", detail=detail))
+
     def stop_leg(self, leg: Leg, *, reason: str, detail: str) -> None:
         """The leg has failed, if it had not ended."""
         with self.lock:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pdd.agent.answers import Answers
+from pdd.agent.coder import CodecMode, LinkCoder, offered_codecs
 from pdd.agent.connection import Identity, introduce, read_frames
 from pdd.agent.events import EventLog
 from pdd.agent.out_session import OutSession
@@ -33,6 +34,7 @@ from pdd.core.fingerprint import Fingerprint
 from pdd.policy.unasked import UnaskedParams, UnaskedSnapshot, decide_unasked
 from pdd.transport.base import Buffer, Stream, Transport
 from pdd.wire import sender as tx
+from pdd.wire.codec import BF16_SPLIT, Bf16Codec
 from pdd.wire.decoder import ControlReceived, FrameDecoder
 from pdd.wire.frames import (
     DATA_HEADER_BYTES,
@@ -68,6 +70,7 @@ class LinkSettings:
     stall_timeout_s: float
     max_rate_bytes_per_s: float | None
     unasked_bytes: int
+    codec: CodecMode
 
     @property
     def silence_limit_s(self) -> float:
@@ -101,6 +104,7 @@ class PeerLink:
         self.rate = RateMeter()
         self.trip = RoundTrip()
         self.answers = Answers(_UNASKED)
+        self.coder = LinkCoder(settings.codec, num_threads=settings.streams)
         self.num_sent_bytes = 0
         self._address = address
         self._settings = settings
@@ -174,7 +178,7 @@ class PeerLink:
             rate_bytes_per_s=self.rate.rate_bytes_per_s,
             outstanding_bytes=self._queued_bytes(),
             unasked_bytes=sum(leg.machine.unasked_bytes for leg in self._legs),
-            credit_bytes=min(self._session.credit_bytes, self._settings.unasked_bytes),
+            credit_bytes=min(self._session.accepted.unasked_bytes, self._settings.unasked_bytes),
             chunk_bytes=self._store.chunk_bytes,
         )
         return decide_unasked(snapshot, _UNASKED).num_chunks
@@ -260,7 +264,12 @@ class PeerLink:
 
     def _connect(self) -> tuple[OutSession, FrameDecoder]:
         settings = self._settings
-        identity = Identity(peer=settings.own_id, session=secrets.token_hex(8), fingerprint=self._fingerprint)
+        identity = Identity(
+            peer=settings.own_id,
+            session=secrets.token_hex(8),
+            fingerprint=self._fingerprint,
+            codecs=offered_codecs(settings.codec),
+        )
         stream = self._transport.dial(self._address, timeout_s=settings.connect_timeout_s)
         try:
             decoder, accepted = introduce(
@@ -273,7 +282,7 @@ class PeerLink:
         except (TransportError, ProtocolError):
             stream.close()
             raise
-        session = OutSession(identity, stream, name=self.peer, credit_bytes=accepted.unasked_bytes)
+        session = OutSession(identity, stream, name=self.peer, accepted=accepted)
         for index in range(1, settings.streams + 1):
             threading.Thread(
                 target=self._run_data,
@@ -347,8 +356,9 @@ class PeerLink:
             return
         try:
             settings = self._settings
+            codec = Bf16Codec() if session.accepted.codec == BF16_SPLIT else None
             while pieces := session.queue.take(settings.piece_bytes, num_takers=settings.streams):
-                self._send_pieces(session, stream, pieces)
+                self._send_pieces(session, stream, pieces, codec)
         except TransportError as error:
             session.close(str(error))
 
@@ -361,7 +371,9 @@ class PeerLink:
             stream.limit_rate(self._settings.max_rate_bytes_per_s / self._settings.streams)
         return stream
 
-    def _send_pieces(self, session: OutSession, stream: Stream, pieces: Sequence[Piece]) -> None:
+    def _send_pieces(
+        self, session: OutSession, stream: Stream, pieces: Sequence[Piece], codec: Bf16Codec | None
+    ) -> None:
         """The pieces are on their way; chunks of a transfer that ended meanwhile may be gone and are not."""
         leased = [piece for piece in pieces if self._store.lease(piece.key)]
         buffers: list[Buffer] = []
@@ -369,32 +381,36 @@ class PeerLink:
             for piece in leased:
                 row = self._store.row(piece.key).data
                 payload = row[piece.offset : piece.offset + piece.length]
-                buffers += (
-                    encode_data_header(
-                        number=piece.number,
-                        index=piece.index,
-                        offset=piece.offset,
-                        payload=payload,
-                        is_unasked=piece.is_unasked,
-                    ),
-                    payload,
+                coded = self._encode(codec, payload)
+                header = encode_data_header(
+                    number=piece.number,
+                    index=piece.index,
+                    offset=piece.offset,
+                    payload=payload,
+                    is_unasked=piece.is_unasked,
+                    coded_bytes=None if coded is None else len(coded),
                 )
+                buffers += (header, payload if coded is None else coded)
                 # Counted before it is sent: the peer's LANDED may be faster than this thread.
-                self._count(session, piece)
+                self._count(session, piece, len(coded or payload))
             if buffers:
                 stream.send(buffers)
                 session.moved_s = time.monotonic()
         finally:
             self._store.release([piece.key for piece in leased])
 
-    def _count(self, session: OutSession, piece: Piece) -> None:
+    def _encode(self, codec: Bf16Codec | None, payload: memoryview) -> bytes | None:
+        if codec is None:
+            return None
+        return self.coder.encode(codec, payload, rate_bytes_per_s=self.rate.rate_bytes_per_s)
+
+    def _count(self, session: OutSession, piece: Piece, num_wire_bytes: int) -> None:
+        wan_bytes = DATA_HEADER_BYTES + num_wire_bytes
         with self._outbound.lock:
-            self.num_sent_bytes += DATA_HEADER_BYTES + piece.length
+            self.num_sent_bytes += wan_bytes
             leg = session.legs.get(piece.number)
             if leg is not None:
-                self._outbound.sent(
-                    leg, wan_bytes=DATA_HEADER_BYTES + piece.length, payload_bytes=piece.length
-                )
+                self._outbound.sent(leg, wan_bytes=wan_bytes, payload_bytes=piece.length)
 
     # State changes.
 

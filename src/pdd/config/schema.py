@@ -100,6 +100,9 @@ class EngineConfig(Section):
     """How the router reaches the engine's API; default ``http://host:port``."""
     control_url: str = ""
     """How the router reaches the agent's control API; default ``http://host:control_port``."""
+    events_port: Port | None = None
+    """Where the engine says what its caches hold; the port after it repeats what a router missed. Both carry
+    prompts in clear. Default: a Unix socket in ``run_dir``, for a router on the same host."""
     advertise: Address | None = None
     """``host:port`` other agents dial for KV; default ``host:data_port``. Set it behind NAT or a relay."""
     store_bytes: Size = 4 * 2**30
@@ -140,6 +143,8 @@ class AgentConfig(Section):
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
     unasked_bytes: SizeOrZero = 4 * 2**20
     """Most KV sent to a peer, and taken, before it was asked for; 4 MiB fill 1 Gb/s for 30 ms; 0: off."""
+    codec: Literal["off", "on", "auto"] = "off"
+    """Lossless coding of bf16 KV on the wire, if both sides allow it; ``auto``: where the line is slower."""
     lease_s: Duration = 60.0
     """How long landed chunks are kept for a handoff that nobody releases."""
     stall_timeout_s: Duration = 30.0
@@ -201,6 +206,9 @@ class PolicyConfig(Section):
     """A prompt known by this share to some engine is a next turn: what crosses now is saved later."""
     assumed_relay_itl_s: Duration = 0.03
     """Time for one token on RLD believed until it was measured."""
+    affinity_weight_ratio: Annotated[float, Field(ge=0)] = 0.5
+    """How much fuller than an engine that lacks the whole prompt one that holds it may be and still get it;
+    0: by load alone."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
@@ -244,6 +252,9 @@ class RouterConfig(Section):
     """File that every decision and its snapshot is written to, one JSON object a line; none if empty."""
     keep_alive_interval_s: Duration = 15.0
     """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
+    max_believed_blocks: Annotated[int, Field(ge=1)] = 250_000
+    """KV blocks remembered of each engine's device, and of its store; the oldest are forgotten. That is 8
+    million tokens or 368 GB of KV at 46 kB a token, and costs at most 120 MB an index."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
     recovery_timeout_s: Duration = 30.0

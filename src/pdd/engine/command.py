@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from pdd.config.load import kv_event_addresses
 from pdd.config.schema import EngineConfig, PddConfig
 
 CPU_STEP_TOKENS: Final = 512
@@ -30,8 +31,8 @@ CPU_KV_CACHE_GIB: Final = 1
 class EngineCommand:
     """One engine's process.
 
-    ``env`` is laid over the environment of whoever starts it. ``shm_files`` may be left behind by an engine
-    that dies while it starts; remove them once it is gone.
+    ``env`` is laid over the environment of whoever starts it. ``shm_files`` (shared memory and sockets) may
+    be left behind by an engine that dies; remove them once it is gone.
     """
 
     argv: list[str]
@@ -67,6 +68,8 @@ def engine_command(
         "None",
         "--kv-transfer-config",
         json.dumps(_kv_transfer_config(config, engine, kv_engine_id, agent_socket)),
+        "--kv-events-config",
+        json.dumps(_kv_events_config(engine, agent_socket)),
     ]
     if engine.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(engine.max_num_seqs)]
@@ -76,7 +79,10 @@ def engine_command(
     return EngineCommand(
         argv=[*argv, *engine.vllm_args],
         env={**_common_env(config, on_cpu=on_cpu), **engine.env},
-        shm_files=[Path(f"/dev/shm/vllm_offload_{kv_engine_id}.mmap")],  # noqa: S108  # vLLM's choice
+        shm_files=[
+            Path(f"/dev/shm/vllm_offload_{kv_engine_id}.mmap"),  # noqa: S108  # vLLM's choice
+            *_event_sockets(engine, agent_socket),
+        ],
     )
 
 
@@ -178,6 +184,26 @@ def _kv_transfer_config(
             "secondary_tiers": [tier],
         },
     }
+
+
+def _kv_events_config(engine: EngineConfig, agent_socket: Path) -> dict[str, Any]:
+    """What makes the engine say which blocks its caches gain and lose; a router follows it."""
+    addresses = kv_event_addresses(engine, agent_socket=agent_socket)
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": addresses.publish,
+        "replay_endpoint": addresses.publish_replay,
+    }
+
+
+def _event_sockets(engine: EngineConfig, agent_socket: Path) -> list[Path]:
+    addresses = kv_event_addresses(engine, agent_socket=agent_socket)
+    return [
+        Path(address.removeprefix("ipc://"))
+        for address in (addresses.publish, addresses.publish_replay)
+        if address.startswith("ipc://")
+    ]
 
 
 def _common_env(config: PddConfig, *, on_cpu: bool) -> dict[str, str]:

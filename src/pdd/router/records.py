@@ -28,6 +28,7 @@ class Record:
     attempts: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    predicted_cached_tokens: int | None = None
     output_tokens: int = 0
     ttft_s: float | None = None
     second_token_s: float | None = None

@@ -84,7 +84,26 @@ def test_the_connector_is_vllms_own_behind_our_check_with_our_spec_and_tier() ->
         }
     ]
     assert transfer["engine_id"] == "pdd-md0-r1"
-    assert shm_files == [Path("/dev/shm/vllm_offload_pdd-md0-r1.mmap")]
+    assert shm_files[0] == Path("/dev/shm/vllm_offload_pdd-md0-r1.mmap")
+
+
+def test_the_engine_says_what_its_caches_hold_on_sockets_that_are_cleaned_up_or_on_its_ports() -> None:
+    argv, _, files = command()
+    events = json.loads(value(argv, "--kv-events-config"))
+    assert events == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "ipc:///run/pdd/md0.kv",
+        "replay_endpoint": "ipc:///run/pdd/md0.kvr",
+    }
+    assert files[1:] == [Path("/run/pdd/md0.kv"), Path("/run/pdd/md0.kvr")]
+    argv, _, files = command(events_port=5557)
+    events = json.loads(value(argv, "--kv-events-config"))
+    assert (events["endpoint"], events["replay_endpoint"]) == (
+        "tcp://[::ffff:127.0.0.1]:5557",
+        "tcp://[::ffff:127.0.0.1]:5558",
+    )
+    assert len(files) == 1
 
 
 def test_runs_do_not_share_memory_names() -> None:

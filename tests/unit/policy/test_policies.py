@@ -184,6 +184,44 @@ def test_placement_takes_the_least_loaded_and_does_not_depend_on_the_order(engin
     assert [by_id[e].load_ratio for e in order] == sorted(by_id[e].load_ratio for e in order)
 
 
+def engine(engine_id: str, *, running: int = 0, **more: int) -> EngineView:
+    return EngineView(id=engine_id, healthy=True, running=running, capacity=8, **more)  # type: ignore[arg-type]
+
+
+def test_placement_weighs_the_held_prefix_against_load_as_its_page_says() -> None:
+    def order(running_on_holder: int) -> tuple[str, ...]:
+        holder = engine("md0", running=running_on_holder, held_tokens=1536)
+        return place([holder, engine("md1", running=3)], prompt_tokens=2048, affinity_weight_ratio=0.5).order
+
+    assert [order(running)[0] for running in (5, 6, 7)] == ["md0", "md0", "md1"]
+    held = place(
+        [engine("md0", running=1, held_tokens=64), engine("md1")], prompt_tokens=64, affinity_weight_ratio=0.5
+    )
+    assert (held.order, held.reason) == (("md0", "md1"), "prefix_held")
+    unweighted = place([engine("md0", running=1, held_tokens=64), engine("md1")], prompt_tokens=64)
+    assert (unweighted.order[0], unweighted.reason) == ("md1", "least_loaded")
+    unknown = place([engine("md0", running=1, held_tokens=64), engine("md1")], affinity_weight_ratio=0.5)
+    assert unknown.order[0] == "md1"
+
+
+def test_placement_counts_what_an_engine_has_yet_to_prefill() -> None:
+    queue = engine("p0", running=1, held_tokens=1000, pending_tokens=1500)
+    idle = engine("p1")
+    assert place([queue, idle], prompt_tokens=2000, affinity_weight_ratio=0.5).order == ("p1", "p0")
+    assert place([queue, idle], prompt_tokens=2000, affinity_weight_ratio=0.0).order == ("p1", "p0")
+    short = engine("p0", running=1, held_tokens=1000, pending_tokens=100)
+    assert place([short, idle], prompt_tokens=2000, affinity_weight_ratio=0.5).order == ("p0", "p1")
+
+
+@given(st.integers(1, 10**6), st.floats(0, 4), st.lists(st.integers(0, 8), min_size=1, max_size=6))
+def test_without_knowledge_placement_is_by_load_alone(
+    prompt_tokens: int, weight: float, loads: list[int]
+) -> None:
+    engines = [engine(f"e{i}", running=load) for i, load in enumerate(loads)]
+    weighed = place(engines, prompt_tokens=prompt_tokens, affinity_weight_ratio=weight)
+    assert weighed.order == place(engines).order
+
+
 @pytest.mark.parametrize(
     ("params", "reason", "whole"),
     [

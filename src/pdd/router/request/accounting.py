@@ -1,6 +1,7 @@
 """Keeps one request's record and the metrics that follow from it."""
 
 from array import array
+from collections.abc import Mapping
 from statistics import median
 
 from pdd.router.engines import WireUsage
@@ -80,6 +81,15 @@ class Accounting:
         if self._uncounted:
             self._metrics.output_tokens.labels(role=self._role).inc(self._uncounted)
             self._uncounted = 0
+
+    def on_prefill_hit(self, engine: str, believed_held_tokens: Mapping[str, int]) -> None:
+        """P has said how much of the prompt it found; what was believed is compared with it."""
+        if (believed := believed_held_tokens.get(engine)) is None:
+            return
+        self._record.predicted_cached_tokens = believed
+        self._metrics.prefill_hit_error.labels(engine=engine).observe(
+            abs(believed - self._record.cached_tokens)
+        )
 
     def on_usage(self, role: str, engine: str, usage: WireUsage, *, expected_tokens: int) -> int:
         """What a decode engine found in its caches; returns the tokens it should have found and did not."""
