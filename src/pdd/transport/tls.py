@@ -185,8 +185,8 @@ class TlsListener(Listener):
             reason, text = refusal_reason(error), str(error)
             if is_evicted:
                 reason, text = "too_many", f"{address}: more than {self._max_half_open} handshakes at once"
+            _log.warning("connection refused (%s): %s", reason, text)  # first: who sees the count finds why
             self._refusals[reason] += 1
-        _log.warning("connection refused (%s): %s", reason, text)
 
 
 def refusal_reason(error: TransportError) -> str:
