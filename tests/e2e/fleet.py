@@ -252,7 +252,7 @@ async def running_fleet(
     values = fleet_values(model_dir, run_dir, dtype=dtype, all_through_line=all_through_line)
     config = parse_config(values, source="tests/e2e/fleet.py", environ={})
     config_path = run_dir / "pdd.toml"
-    config_path.write_text(_toml(values), encoding="utf-8")
+    config_path.write_text(config_toml(values), encoding="utf-8")
     reference_port, *router_ports = free_ports(1 + len(routers))
     reference_url = f"http://127.0.0.1:{reference_port}"
     (link,) = config.links
@@ -327,7 +327,7 @@ def _eos_token(model_dir: Path) -> int:
     return int(eos[0] if isinstance(eos, list) else eos)
 
 
-def _toml(values: dict[str, Any]) -> str:
+def config_toml(values: dict[str, Any]) -> str:
     """The values as TOML; tables within arrays are written inline, which TOML allows and json nearly is."""
 
     def inline(value: Any) -> str:

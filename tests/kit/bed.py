@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -93,10 +93,17 @@ class Bed:
         )
 
 
-def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str, Any]) -> PddConfig:
+def bed_config(
+    bed: Bed,
+    roles: dict[str, tuple[str, str]],
+    overrides: dict[str, Any],
+    *,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
+) -> PddConfig:
     """The configuration of a bed whose fakes are up."""
     values: dict[str, Any] = {
-        "model": {"path": "unused", "name": "fake"},
+        "model": {"path": "unused", "name": "fake", **(parsers or {})},
         "kv": {"block_size_tokens": CHUNK_TOKENS},
         "engines": [
             {
@@ -107,6 +114,7 @@ def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str,
                 "data_port": 1,
                 "control_port": bed.agents[engine_id].port,
                 "max_num_seqs": 8,
+                "vllm_args": vllm_args,
                 "env": {"VLLM_API_KEY": key} if (key := bed.engines[engine_id].api_key) else {},
             }
             for engine_id, (role, site) in roles.items()
@@ -133,6 +141,8 @@ async def running_bed(
     wait_ready: bool = True,
     api_key: str | None = None,
     kv_events: bool = False,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
     """A bed; ``overrides`` are sections of the configuration. With ``kv_events`` the engines publish them."""
@@ -149,7 +159,7 @@ async def running_bed(
         await fake.start()
     folder = tempfile.TemporaryDirectory(prefix="pdd-bed-")
     bed.run_dir = folder.name
-    config = bed_config(bed, roles, overrides)
+    config = bed_config(bed, roles, overrides, vllm_args=vllm_args, parsers=parsers)
     for engine in engines.values() if kv_events else ():
         engine.events = start_publisher(config, engine.id)
     bed.router = RouterApp(config, tokenizer=model.tokenizer)

@@ -9,6 +9,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import Any, Final
 
+from pdd.agent.coder import offered_codecs
 from pdd.agent.connection import check_name, greeting_decoder, read_control_frame
 from pdd.agent.engine_link import EngineConnection, EngineServer
 from pdd.agent.events import EventLog
@@ -221,8 +222,12 @@ class Agent:
         if session is None:
             self._refuse(stream, hello, self._refused("unknown_session"))
             return
-        decoder.accept_peer()
-        accepted = HelloOk(version=WIRE_VERSION, peer=self.engine_id)
+        settings = self.config.agent
+        codec = next((name for name in hello.codecs if name in offered_codecs(settings.codec)), "")
+        decoder.accept_peer(codec=codec)
+        accepted = HelloOk(
+            version=WIRE_VERSION, peer=self.engine_id, unasked_bytes=settings.unasked_bytes, codec=codec
+        )
         if hello.stream == 0:
             session.outbox.put(accepted)
             session.serve_control(decoder)

@@ -76,6 +76,8 @@ class Space:
             connect_timeout_s=config.agent.connect_timeout_s,
             stall_timeout_s=config.agent.stall_timeout_s,
             max_rate_bytes_per_s=config.agent.max_rate,
+            unasked_bytes=config.agent.unasked_bytes,
+            codec=config.agent.codec,
         )
         self.set_peers(config, transport)
 

@@ -108,6 +108,11 @@ def default_run_dir(config: PddConfig) -> Path:
     return Path(base) / "pdd" if base else Path(f"/tmp/pdd-{os.getuid()}")  # noqa: S108  # per user, made 0700
 
 
+def parse_socket(config: PddConfig) -> Path:
+    """The Unix socket between the router and the process that parses answers."""
+    return default_run_dir(config) / "parser.sock"
+
+
 def agent_socket(config: PddConfig, engine_id: str) -> Path:
     """The Unix socket between an engine and its agent."""
     return default_run_dir(config) / f"{engine_id}.sock"

@@ -345,6 +345,8 @@ class FleetRun:
             history_tokens=None,
             relay_itl_s=self.relays[relay].step_s,
             margin_ratio=1.0,
+            known_ratio=0.0,  # the variant holds every turn alike
+            returning_ratio=1.0,
         )
         return decide_outlier(facts).is_outlier
 

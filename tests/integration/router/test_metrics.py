@@ -43,7 +43,7 @@ async def test_every_metric_moves() -> None:
             await bed.chat("a handoff of a busy relay", max_tokens=60)
         await bed.chat("a handoff of an idle relay", max_tokens=60)
         agent.lands_after.clear()
-        await bed.chat("sampled", max_tokens=5, seed=1, temperature=1.0)
+        await bed.chat("structured", max_tokens=5, response_format={"type": "json_object"})
         bed.router.fleet.engines["p0"].agent.links["md0"]["rate_bytes_per_s"] = 100.0
         bed.router.fleet.engines["p0"].agent.links["md1"]["rate_bytes_per_s"] = 100.0
         await bed.chat("an outlier, sent over a line of a hundred bytes a second", max_tokens=2)

@@ -84,6 +84,8 @@ def test_wan_time_is_the_formula_of_the_page() -> None:
         ({"predicted_wan_s": float("inf")}, "no_wan", 0),
         ({"relayed": False}, "no_relay", 0),
         ({"margin_ratio": 0.0}, "off", 0),
+        ({"known_ratio": 0.49}, "shorter_than_wan", 20),
+        ({"known_ratio": 0.5}, "returns", 0),
     ],
 )
 def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
@@ -94,6 +96,8 @@ def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
         "history_tokens": None,
         "relay_itl_s": 0.03,
         "margin_ratio": 0.8,
+        "known_ratio": 0.0,
+        "returning_ratio": 0.5,
     }
     decision = decide_outlier(OutlierInput(**{**values, **changes}))
     assert (decision.reason, decision.hold_tokens) == (reason, hold)
@@ -108,6 +112,8 @@ def test_outlier_is_the_formula_of_the_page() -> None:
         history_tokens=None,
         relay_itl_s=0.03,
         margin_ratio=0.8,
+        known_ratio=0.0,
+        returning_ratio=0.5,
     )
     assert decide_outlier(facts).predicted_decode_s == pytest.approx(0.57)
 
@@ -222,10 +228,7 @@ def test_without_knowledge_placement_is_by_load_alone(
         ({"temperature": 0.0, "top_p": 0.9, "logit_bias": {"5": 1}}, None, False),
         ({"repetition_penalty": 1.1}, None, False),
         ({"temperature": 0, "seed": 7}, None, False),
-        ({"seed": 7}, "seed", True),
-        ({"presence_penalty": 0.5}, "presence_penalty", True),
-        ({"frequency_penalty": -0.5}, "frequency_penalty", True),
-        ({"presence_penalty": 0.0}, None, False),
+        ({"seed": 7, "presence_penalty": 0.5, "frequency_penalty": -0.5}, None, False),
         ({"structured_outputs": {"json_object": True}}, "structured_output", True),
         ({"thinking_token_budget": 5}, "thinking_token_budget", True),
         ({"prompt_logprobs": 0}, "prompt_logprobs", False),
@@ -234,6 +237,23 @@ def test_without_knowledge_placement_is_by_load_alone(
 def test_relayable(params: dict[str, object], reason: str | None, whole: bool) -> None:
     decision = decide_relayable(params)
     assert (decision.reason, decision.whole_on_main) == (reason, whole)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"seed": 7}, "seed"),
+        ({"seed": 7, "temperature": 0}, None),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -0.5}, "frequency_penalty"),
+        ({"presence_penalty": 0.0}, None),
+    ],
+)
+def test_penalties_and_seeds_stay_on_one_engine_where_they_are_not_carried(
+    params: dict[str, object], reason: str | None
+) -> None:
+    decision = decide_relayable(params, sampler_state_carried=False)
+    assert (decision.reason, decision.whole_on_main) == (reason, reason is not None)
 
 
 def test_relayable_by_what_is_not_in_the_sampling_parameters() -> None:

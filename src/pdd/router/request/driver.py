@@ -26,6 +26,7 @@ from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import Fleet
 from pdd.router.http_client import Gate
 from pdd.router.metrics import RouterMetrics
+from pdd.router.parsing import ParserClient
 from pdd.router.records import Record
 from pdd.router.request.accounting import Accounting
 from pdd.router.request.events import (
@@ -79,6 +80,7 @@ class Services:
     background: Callable[[Coroutine[Any, Any, None]], None]
     door: Door
     decisions: DecisionLog
+    parser: ParserClient
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -432,8 +434,9 @@ class RequestDriver:
     def _transfer_timed_out(self, attempt: int) -> None:
         for peer in self._targets[attempt]:
             if self.machine.transfers.get((attempt, peer)) == "open":
-                self._cancel(attempt, peer)
-                self._inbox.put_nowait(TransferFailed(attempt=attempt, peer=peer, reason="timed_out"))
+                self._inbox.put_nowait(
+                    TransferFailed(attempt=attempt, peer=peer, reason="timed_out", is_certain=False)
+                )
 
     def _note_usage(self, role: str, engine: str, usage: WireUsage) -> None:
         chunk_tokens = self._services.config.kv.chunk_tokens

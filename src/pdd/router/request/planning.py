@@ -141,7 +141,7 @@ class Planner:
             ),
         )
         outlier: OutlierDecision = decide(
-            "outlier", facts=self._outlier_input(pipeline, relay, prompt.tenant, max_tokens)
+            "outlier", facts=self._outlier_input(pipeline, relay, prompt, max_tokens)
         )
         plan = Plan(
             pipeline=pipeline.pipeline,
@@ -164,16 +164,18 @@ class Planner:
         )
 
     def _outlier_input(
-        self, pipeline: PipelineDecision, relay: EngineView | None, tenant: str, max_tokens: int
+        self, pipeline: PipelineDecision, relay: EngineView | None, prompt: PromptKeys, max_tokens: int
     ) -> OutlierInput:
         policy = self.config.policy
         return OutlierInput(
             relayed=pipeline.reason == "wan_beyond_slo",
             predicted_wan_s=pipeline.predicted_wan_s,
             max_tokens=max_tokens,
-            history_tokens=self.fleet.history.bound_tokens(tenant),
+            history_tokens=self.fleet.history.bound_tokens(prompt.tenant),
             relay_itl_s=(relay.itl_s if relay else None) or policy.assumed_relay_itl_s,
             margin_ratio=policy.outlier_margin_ratio,
+            known_ratio=self.fleet.known_ratio(prompt.keys),
+            returning_ratio=policy.outlier_returning_ratio,
         )
 
 
