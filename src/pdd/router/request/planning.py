@@ -174,7 +174,7 @@ class Planner:
             history_tokens=self.fleet.history.bound_tokens(prompt.tenant),
             relay_itl_s=(relay.itl_s if relay else None) or policy.assumed_relay_itl_s,
             margin_ratio=policy.outlier_margin_ratio,
-            known_ratio=self.fleet.known_ratio(prompt.keys),
+            known_ratio=self.fleet.known_ratio(prompt.blocks),
             returning_ratio=policy.outlier_returning_ratio,
         )
 
