@@ -337,9 +337,10 @@ async def test_random_kills_lose_and_repeat_no_token(seed: int) -> None:
 
 async def test_a_render_whose_connection_is_cut_is_asked_for_again_also_of_the_only_engine() -> None:
     async with running_bed() as bed:
-        bed.p0.drop_renders = 1
+        await bed.chat("there is a pooled connection now", max_tokens=3)
+        bed.p0.drop_renders = 2  # the pooled connection, which is tried anew anyhow, and the new one
         body = await bed.chat("cut while it was rendered", max_tokens=20)
         assert body["choices"][0]["message"]["content"] == bed.reference("cut while it was rendered", 20)
-        bed.p0.drop_renders = 2
-        answer = await bed.post("/v1/chat/completions", messages=[{"role": "user", "content": "twice"}])
+        bed.p0.drop_renders = 9
+        answer = await bed.post("/v1/chat/completions", messages=[{"role": "user", "content": "again"}])
         assert answer.status == 502
