@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from pdd.policy import pipeline
+from pdd.policy.replay import POLICIES
 from pdd.router.api.errors import STATUS
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
@@ -15,6 +16,7 @@ from pdd.router.request.machine import MAX_ATTEMPTS, Phase
 
 DOCS = Path(__file__).parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "router.md").read_text(encoding="utf-8")
+HANDOFF_POLICIES = ("Which pipeline", "Outliers", "One-shot or catch-up", "What cannot move")
 HANDOFF = (DOCS / "explanation" / "handoff.md").read_text(encoding="utf-8")
 
 
@@ -85,3 +87,15 @@ def test_the_diagram_is_the_state_machines() -> None:
         assert f"| {phase.value} |" in HANDOFF
     assert MAX_ATTEMPTS == 6
     assert "at most six times" in HANDOFF
+
+
+def test_every_policy_has_its_formula_and_an_example_where_the_table_says() -> None:
+    pages = {
+        "The door": section("The door"),
+        "Where a request goes": section("Where a request goes"),
+        **{title: HANDOFF.split(f"\n## {title}\n")[1].split("\n## ")[0] for title in HANDOFF_POLICIES},
+    }
+    for title, text in pages.items():
+        assert "Formula: `" in text or "```\n" in text, title
+        assert "Example: " in text, title
+    assert names(section("Decisions")) == set(POLICIES)
