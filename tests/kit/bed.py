@@ -140,9 +140,9 @@ async def running_bed(
     model: FakeModel | None = None,
     wait_ready: bool = True,
     api_key: str | None = None,
-    kv_events: bool = False,
     vllm_args: Sequence[str] = (),
     parsers: Mapping[str, str] | None = None,
+    kv_events: bool = False,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
     """A bed; ``overrides`` are sections of the configuration. With ``kv_events`` the engines publish them."""

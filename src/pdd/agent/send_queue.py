@@ -1,4 +1,4 @@
-"""The queue that all data streams to one peer take pieces from, in the order of ``pdd.policy.send_order``."""
+"""The queue that all data streams to one peer take pieces from, in the order of ``pdd.policy.wan_order``."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pdd.policy.send_order import NextTransfer, OrderParams, WaitingTransfer, choose_next
+from pdd.policy.wan_order import NextTransfer, OrderParams, WaitingTransfer, choose_next
 
 _PARAMS: Final = OrderParams()
 MIN_SHARE_BYTES: Final = 64 * 2**10
@@ -40,7 +40,7 @@ Order = Callable[[Sequence[WaitingTransfer]], NextTransfer | None]
 
 
 def send_order(waiting: Sequence[WaitingTransfer]) -> NextTransfer | None:
-    """The order of ``pdd.policy.send_order`` with its default parameters."""
+    """The order of ``pdd.policy.wan_order`` with its default parameters."""
     return choose_next(waiting, _PARAMS)
 
 
@@ -164,14 +164,13 @@ class SendQueue:
     def _next(self) -> int:
         if len(self._lines) == 1:
             return next(iter(self._lines))
-        now_s = self._clock()
         decision = self._order(
             [
                 WaitingTransfer(
                     number=number,
-                    rank=line.rank,
+                    begun=line.rank,
                     remaining_bytes=line.queued_bytes,
-                    waiting_s=now_s - line.since_s,
+                    since_s=line.since_s,
                     priority=line.urgency.priority,
                     is_unmasked=line.urgency.is_unmasked,
                 )

@@ -24,7 +24,7 @@ from typing import Literal
 
 OutlierReason = Literal["shorter_than_wan", "longer_than_wan", "returns", "no_relay", "no_wan", "off"]
 LAST_PRIORITY = -1
-"""Behind every transfer that somebody waits for (``pdd.policy.send_order``: below 0 are outliers)."""
+"""Behind every transfer that somebody waits for (``pdd.policy.wan_order``: below 0 are outliers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class OutlierInput:
         history_tokens: What nine of ten answers of this tenant stayed within, or None if too few are known.
         relay_itl_s: Time RLD takes for one token, as measured.
         margin_ratio: How much shorter than the WAN time the decode has to be; 0 turns the filter off.
-        known_ratio: Share of the prompt's chunks that the engine which knows most of it is believed to hold.
+        known_ratio: Share of the prompt that is believed to be where most of it is known, on P's site.
         returning_ratio: From this share on the prompt is a conversation's next turn.
     """
 

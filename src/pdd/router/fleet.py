@@ -340,12 +340,6 @@ class Fleet:
         chunk_bytes = state.agent.chunk_bytes or self._any_chunk_bytes()
         return DeltaView(missing_chunks=state.belief.missing_chunks(prompt), chunk_bytes=chunk_bytes)
 
-    def known_ratio(self, prompt: PromptBlocks) -> float:
-        """Share of the chunks that the store which knows most of them is believed to hold; 0 without any."""
-        num_chunks = len(prompt.chunks)
-        missing = (state.belief.missing_chunks(prompt) for state in self.engines.values())
-        return 1 - min(missing, default=num_chunks) / num_chunks if num_chunks else 0.0
-
     def _any_chunk_bytes(self) -> int:
         return next((s.agent.chunk_bytes for s in self.engines.values() if s.agent.chunk_bytes), 0)
 

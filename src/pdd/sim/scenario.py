@@ -142,12 +142,28 @@ class FleetSection(Section):
     """The decode-side radix cache (DRC). Without it every prompt's whole KV crosses."""
     offload_above_tokens: Count = 8192
     """``prfaas`` only: uncached length from which prefill goes remote."""
+    relay_shares_prefill: bool = False
+    """Relays decode on the prefill engines, one token a chunk; no ``relay`` is needed then, or bought."""
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether the architecture relays requests."""
+        return self.architecture.startswith("pdd")
+
+    @property
+    def owned_relay(self) -> RoleSection | None:
+        """The relay engines that are bought; None if there are none of their own."""
+        return self.relay if self.has_relays and not self.relay_shares_prefill else None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.prefill.engines or not self.main.engines:
             raise ValueError("fleet needs at least one prefill and one main engine (engines = 0)")
-        if self.architecture.startswith("pdd") and (self.relay is None or not self.relay.engines):
+        if (
+            self.has_relays
+            and not self.relay_shares_prefill
+            and (self.relay is None or not self.relay.engines)
+        ):
             raise ValueError(
                 f"fleet.relay is required for architecture {self.architecture}, with at least one engine"
             )
@@ -194,8 +210,10 @@ class PolicySection(Section):
     """WAN time tolerated without a relay."""
     wan_order: Literal["first-come", "shortest-unmasked-first"] = "shortest-unmasked-first"
     """Order of transfers on the line; see ``docs/explanation/simulator.md`` for what it brings."""
-    patience_ratio: Annotated[float, Field(ge=0)] = 10.0
-    masked_grace: Duration = 5.0
+    wan_ageing: Duration = 5.0
+    """Waiting that weighs as much as half of what a transfer has left."""
+    masked_steps: Annotated[float, Field(ge=0)] = 6.0
+    """Doublings of its length that a transfer counts for while a relay decodes for its request."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
     catch_up_max_rounds: Count = 4
@@ -211,6 +229,8 @@ class PolicySection(Section):
     """Transfers that would land after their request ended are queued last."""
     outlier_output_tokens: Count = 2000
     """Output expected of a request when nothing better is known (a high quantile of history)."""
+    outlier_margin_ratio: Ratio = 0.8
+    """A request is an outlier if RLD would end it in this part of the WAN time."""
 
 
 class BaselineSection(Section):

@@ -51,7 +51,7 @@ class BeginTransfer(Message, frozen=True, tag="begin"):
     ``prompt_tokens // chunk_tokens`` chunks make the transfer whole, unless ``num_chunks`` says another
     number: where the model has several KV cache groups, a stretch of the prompt has several chunks.
     ``priority``, ``unmasked`` and ``hold`` are the router's words on its place in the line to another site
-    (``pdd.policy.send_order``).
+    (``pdd.policy.wan_order``).
     """
 
     request: str

@@ -2,7 +2,7 @@ import threading
 from collections.abc import Sequence
 
 from pdd.agent.send_queue import Piece, SendQueue, Urgency
-from pdd.policy.send_order import NextTransfer, WaitingTransfer
+from pdd.policy.wan_order import NextTransfer, WaitingTransfer
 
 PLAIN = Urgency()
 
@@ -23,7 +23,7 @@ def test_the_shorter_transfer_goes_first_whatever_was_queued_first() -> None:
 
 
 def test_who_began_first_goes_first_among_equals() -> None:
-    queue = SendQueue()
+    queue = SendQueue(clock=lambda: 0.0)
     queue.put(pieces(5, 0), rank=2, urgency=PLAIN)
     queue.put(pieces(9, 0), rank=1, urgency=PLAIN)
     assert [taken(queue) for _ in range(2)] == [[(9, 0)], [(5, 0)]]

@@ -1,6 +1,6 @@
 """Asks the policies about one rendered request and puts their answers into a plan."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,7 +141,14 @@ class Planner:
             ),
         )
         outlier: OutlierDecision = decide(
-            "outlier", facts=self._outlier_input(pipeline, relay, prompt, max_tokens)
+            "outlier",
+            facts=self._outlier_input(
+                pipeline,
+                relay,
+                tenant=prompt.tenant,
+                max_tokens=max_tokens,
+                known_ratio=_known_ratio(blocks, (*prefill_views, *relay_views)),
+            ),
         )
         plan = Plan(
             pipeline=pipeline.pipeline,
@@ -164,19 +171,30 @@ class Planner:
         )
 
     def _outlier_input(
-        self, pipeline: PipelineDecision, relay: EngineView | None, prompt: PromptKeys, max_tokens: int
+        self,
+        pipeline: PipelineDecision,
+        relay: EngineView | None,
+        *,
+        tenant: str,
+        max_tokens: int,
+        known_ratio: float,
     ) -> OutlierInput:
         policy = self.config.policy
         return OutlierInput(
             relayed=pipeline.reason == "wan_beyond_slo",
             predicted_wan_s=pipeline.predicted_wan_s,
             max_tokens=max_tokens,
-            history_tokens=self.fleet.history.bound_tokens(prompt.tenant),
+            history_tokens=self.fleet.history.bound_tokens(tenant),
             relay_itl_s=(relay.itl_s if relay else None) or policy.assumed_relay_itl_s,
             margin_ratio=policy.outlier_margin_ratio,
-            known_ratio=self.fleet.known_ratio(prompt.blocks),
+            known_ratio=known_ratio,
             returning_ratio=policy.outlier_returning_ratio,
         )
+
+
+def _known_ratio(prompt: PromptBlocks, views: Iterable[EngineView]) -> float:
+    """Share of the prompt that the engine which knows most of it is believed to hold."""
+    return max((view.held_tokens for view in views), default=0) / max(1, prompt.num_tokens)
 
 
 def _no_delta(prompt: PromptBlocks) -> DeltaView:
