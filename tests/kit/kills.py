@@ -26,7 +26,7 @@ import aiohttp
 import psutil
 from tests.e2e.client import VOCABULARY, Answer, wait_until
 from tests.e2e.conftest import orphaned_shared_memory
-from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.fleet import CHUNK_TOKENS, Fleet, running_fleet
 
 from pdd.core.errors import EngineError
 from pdd.engine.models import prepare_tiny_model
@@ -41,6 +41,8 @@ CLIENTS = 2
 PAUSE_S = (1.0, 15.0)
 """Between two kills: shorter than a restart, so that failures meet."""
 THINK_S = 1.0
+SETTLED_AFTER_S = 2.0
+"""Events come within 0.2 s; repeated ones within a second more."""
 HEALED_WITHIN_S = 600.0
 FREE_WITHIN_S = 90.0
 """The lease is 60 s."""
@@ -78,6 +80,7 @@ class Report:
     survived: int = 0
     tokens: int = 0
     longest_gap_s: float = 0.0
+    predictions: list[tuple[int, int]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
@@ -98,6 +101,7 @@ class Kills:
         """Ask all the time, kill now and then, wait until all is whole, and see that nothing is left."""
         router_pid = next(c.pid for n, c in self._fleet.children.items() if n.startswith("router"))
         files_before = psutil.Process(router_pid).num_fds()
+        await self._check_prediction()
         async with asyncio.TaskGroup() as clients:
             for number in range(CLIENTS):
                 clients.create_task(self._client(number))
@@ -107,6 +111,7 @@ class Kills:
             await asyncio.wait_for(asyncio.gather(*self._watches), HEALED_WITHIN_S)
             await asyncio.sleep(PAUSE_S[1])  # some whole answers of the healed fleet
             self._is_over = True
+        await self._check_prediction()
         await self._check_free()
         if (files := psutil.Process(router_pid).num_fds()) > files_before + 40:
             self._violation(f"FREE: the router has {files} open files, {files_before} before")
@@ -176,6 +181,18 @@ class Kills:
         return False
 
     # ---- requests
+
+    async def _check_prediction(self) -> None:
+        """The caches of every engine are known to the block, before the kills and after them."""
+        first = self._rng.choices(VOCABULARY, k=500)
+        one = await self._router.complete(first, max_tokens=40)
+        await asyncio.sleep(SETTLED_AFTER_S)
+        second = [*first, *one.tokens, *self._rng.choices(VOCABULARY, k=40)]
+        record = (await self._router.complete(second, max_tokens=4)).record
+        predicted, found = record["predicted_cached_tokens"], record["cached_tokens"]
+        self.report.predictions.append((predicted, found))
+        if abs(predicted - found) > CHUNK_TOKENS or found < len(first) - CHUNK_TOKENS:
+            self._violation(f"HIT: {predicted} tokens predicted, {found} found of {len(first)}: {record}")
 
     async def _client(self, number: int) -> None:
         rng = random.Random(self._rng.random())
@@ -293,6 +310,7 @@ def main() -> int:
                 "pipelines": dict(report.pipelines),
                 "tokens": report.tokens,
                 "longest_gap_s": round(report.longest_gap_s, 2),
+                "predicted_and_found_tokens": report.predictions,
                 "violations": report.violations[:20],
                 "num_violations": len(report.violations),
             }
