@@ -12,6 +12,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+WORKERS ?= 2
 
 help:
 	sed -n '2,4s/^# \{0,1\}//p' Makefile
@@ -19,8 +20,9 @@ help:
 demo: install-cpu
 	$(BIN)/pdd demo --cache .cache/models $(ARGS)
 
+# Two processes, files whole and in order: end to end comes last and has the machine to itself.
 test: lint
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # Half an hour of random trouble on fake engines, then the faults of the WAN tier, SCALE times as long as in `make test`.
 SCALE ?= 100

@@ -1,17 +1,19 @@
 """A whole PDD of fakes around one real router, all in the test's event loop over loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from tests.kit.fake_control import FakeAgent
+from tests.kit.fake_events import FakePublisher
 from tests.kit.fake_model import FakeModel
 from tests.kit.fake_vllm import FakeEngine
 
-from pdd.config.load import parse_config
+from pdd.config.load import agent_socket, kv_event_addresses, parse_config
 from pdd.config.schema import PddConfig
 from pdd.router.app import RouterApp
 
@@ -31,6 +33,7 @@ class Bed:
         self.router: RouterApp
         self.client: aiohttp.ClientSession
         self.url = ""
+        self.run_dir = ""
 
     def __getattr__(self, name: str) -> FakeEngine:
         """``bed.p0`` is the engine of that id."""
@@ -90,10 +93,17 @@ class Bed:
         )
 
 
-def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str, Any]) -> PddConfig:
+def bed_config(
+    bed: Bed,
+    roles: dict[str, tuple[str, str]],
+    overrides: dict[str, Any],
+    *,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
+) -> PddConfig:
     """The configuration of a bed whose fakes are up."""
     values: dict[str, Any] = {
-        "model": {"path": "unused", "name": "fake"},
+        "model": {"path": "unused", "name": "fake", **(parsers or {})},
         "kv": {"block_size_tokens": CHUNK_TOKENS},
         "engines": [
             {
@@ -104,13 +114,23 @@ def bed_config(bed: Bed, roles: dict[str, tuple[str, str]], overrides: dict[str,
                 "data_port": 1,
                 "control_port": bed.agents[engine_id].port,
                 "max_num_seqs": 8,
+                "vllm_args": vllm_args,
                 "env": {"VLLM_API_KEY": key} if (key := bed.engines[engine_id].api_key) else {},
             }
             for engine_id, (role, site) in roles.items()
         ],
+        "run_dir": bed.run_dir,
         **overrides,
     }
     return parse_config(values, source="test", environ={})
+
+
+def start_publisher(config: PddConfig, engine_id: str) -> FakePublisher:
+    """A publisher of KV events where a router with this configuration follows them."""
+    addresses = kv_event_addresses(config.engine(engine_id), agent_socket=agent_socket(config, engine_id))
+    publisher = FakePublisher(addresses)
+    publisher.start()
+    return publisher
 
 
 @asynccontextmanager
@@ -120,9 +140,12 @@ async def running_bed(
     model: FakeModel | None = None,
     wait_ready: bool = True,
     api_key: str | None = None,
+    vllm_args: Sequence[str] = (),
+    parsers: Mapping[str, str] | None = None,
+    kv_events: bool = False,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
-    """A bed; ``overrides`` are sections of the configuration."""
+    """A bed; ``overrides`` are sections of the configuration. With ``kv_events`` the engines publish them."""
     roles = roles or ROLES
     model = model or FakeModel()
     engines = {e: FakeEngine(e, model=model, chunk_tokens=CHUNK_TOKENS) for e in roles}
@@ -134,7 +157,12 @@ async def running_bed(
         agent.agents = agents
     for fake in (*engines.values(), *agents.values()):
         await fake.start()
-    bed.router = RouterApp(bed_config(bed, roles, overrides), tokenizer=model.tokenizer)
+    folder = tempfile.TemporaryDirectory(prefix="pdd-bed-")
+    bed.run_dir = folder.name
+    config = bed_config(bed, roles, overrides, vllm_args=vllm_args, parsers=parsers)
+    for engine in engines.values() if kv_events else ():
+        engine.events = start_publisher(config, engine.id)
+    bed.router = RouterApp(config, tokenizer=model.tokenizer)
     runner = web.AppRunner(bed.router.app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -151,3 +179,7 @@ async def running_bed(
             await runner.cleanup()
             for fake in (*engines.values(), *agents.values()):
                 await fake.stop()
+            for engine in engines.values():
+                if engine.events is not None:
+                    await engine.events.stop()
+            folder.cleanup()

@@ -65,7 +65,7 @@ class Question:
     @property
     def may_end_early(self) -> bool:
         """Whether its state cannot move to another engine, so that a lost engine ends it."""
-        return "seed" in self.body
+        return "response_format" in self.body
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Soak:
     def _question(self) -> Question:
         rng = self._rng
         self._count += 1
-        kind = rng.choice(["chat"] * 5 + ["completion"] * 3 + ["conversation"] * 3 + ["seeded"])
+        kind = rng.choice(["chat"] * 5 + ["completion"] * 3 + ["conversation"] * 3 + ["structured"])
         content = " ".join(rng.choices(WORDS, k=rng.randint(1, 40)))
         body: dict[str, Any] = {
             "model": "fake",
@@ -159,8 +159,8 @@ class Soak:
         }
         if body["stream"]:
             body["stream_options"] = {"include_usage": True}
-        if kind == "seeded":
-            body.update(seed=self._count, temperature=1.0)
+        if kind == "structured":
+            body.update(response_format={"type": "json_object"})
         if kind == "completion":
             path, prompt = "/v1/completions", list(self._bed.model.tokenizer.encode(content).ids)
             body["prompt"] = prompt

@@ -82,6 +82,17 @@ def _transfer_metrics(space: Space) -> Iterator[Metric]:
     for link in space.links.values():
         sent.add_metric([link.peer], link.num_sent_bytes)
     yield sent
+    unasked = CounterMetricFamily(
+        "pdd_agent_unasked_bytes", "KV sent before it was asked for, by the answer", labels=["peer", "answer"]
+    )
+    for link in space.links.values():
+        unasked.add_metric([link.peer, "lacking"], link.answers.num_lacking_bytes)
+        unasked.add_metric([link.peer, "held"], link.answers.num_held_bytes)
+    yield unasked
+    saved = CounterMetricFamily("pdd_agent_codec_saved_bytes", "Bytes saved by coding", labels=["peer"])
+    for link in space.links.values():
+        saved.add_metric([link.peer], link.coder.num_saved_bytes)
+    yield saved
     counters = space.inbound.counters
     yield _counter("pdd_agent_received_payload_bytes", "KV bytes received", counters.payload_bytes)
     yield _counter("pdd_agent_dropped_bytes", "Late KV bytes that were dropped", counters.dropped_bytes)

@@ -9,13 +9,15 @@ from pdd.agent.outbox import ControlOutbox
 from pdd.agent.send_queue import SendQueue
 from pdd.core.errors import ConnectionLostError
 from pdd.transport.base import Stream
+from pdd.wire.frames import HelloOk
 
 
 class OutSession:
     """The connections to a peer that belong together."""
 
-    def __init__(self, identity: Identity, control: Stream, *, name: str) -> None:
+    def __init__(self, identity: Identity, control: Stream, *, name: str, accepted: HelloOk) -> None:
         self.identity = identity
+        self.accepted = accepted
         self.control = control
         self.outbox = ControlOutbox(control, name=f"pdd-out-{name}")
         self.queue = SendQueue()

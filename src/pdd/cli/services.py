@@ -1,17 +1,24 @@
-"""``pdd agent`` and ``pdd router``: one process each, run until they are told to stop."""
+"""``pdd agent``, ``pdd router`` and ``pdd parser``: run until they are told to stop."""
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pdd.cli.options import add_config, find_engine, read_config
-from pdd.config.schema import HandoffChoice, PipelineChoice
+from pdd.cli.serve import print_progress
+from pdd.config.schema import HandoffChoice, PddConfig, PipelineChoice
+from pdd.launch.fleet import parser_program, router_program
+from pdd.launch.serve import prepare_run_dir, serve
+from pdd.launch.supervisor import run_supervised
 
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
 
 
 def add_parser(commands: "Subparsers") -> None:
-    """``pdd agent`` and ``pdd router`` exist."""
+    """``pdd agent``, ``pdd router`` and ``pdd parser`` exist."""
     agent = commands.add_parser("agent", help="run the agent beside one engine")
     add_config(agent)
     agent.add_argument("--engine", required=True, metavar="ID", help="id of the engine in the configuration")
@@ -23,14 +30,21 @@ def add_parser(commands: "Subparsers") -> None:
     router.add_argument("--port", type=int, help="instead of router.port")
     router.add_argument("--pipeline", choices=get_args(PipelineChoice), help="instead of router.pipeline")
     router.add_argument("--handoff", choices=get_args(HandoffChoice), help="instead of router.handoff")
+    router.add_argument(
+        "--alone", action="store_true", help="where the model has parsers, they are started elsewhere"
+    )
     router.set_defaults(run=_run_router)
+
+    parser = commands.add_parser("parser", help="run the parsers of tool calls and reasoning beside a router")
+    add_config(parser)
+    parser.set_defaults(run=_run_parser)
 
 
 def _run_agent(arguments: argparse.Namespace) -> int:
     from pdd.agent.main import run_agent
 
     config = read_config(arguments)
-    return run_agent(config, find_engine(config, arguments.engine).id)
+    return run_agent(config, find_engine(config, arguments.engine).id, path=arguments.config)
 
 
 def _run_router(arguments: argparse.Namespace) -> int:
@@ -40,4 +54,27 @@ def _run_router(arguments: argparse.Namespace) -> int:
     flags = {name: getattr(arguments, name) for name in ("host", "port", "pipeline", "handoff")}
     given = {name: value for name, value in flags.items() if value is not None}
     config = config.model_copy(update={"router": config.router.model_copy(update=given)})
+    if config.model.parses_answers and not arguments.alone:
+        return _run_with_parser(config, arguments.config, given)
     return run_router(config, path=arguments.config)
+
+
+def _run_with_parser(config: PddConfig, path: Path, given: Mapping[str, object]) -> int:
+    """The router and the parsers beside it, both started again when they end."""
+    flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    program = router_program(config, config_path=path)
+    program = replace(program, argv=(*program.argv, "--alone", *flags))
+    parser = parser_program(config, config_path=path)
+    return run_supervised(
+        lambda supervisor: serve(supervisor, parser, program),
+        log_dir=prepare_run_dir(config),
+        on_progress=print_progress,
+    )
+
+
+def _run_parser(arguments: argparse.Namespace) -> int:
+    from pdd.parse.main import run_parser
+
+    config = read_config(arguments)
+    prepare_run_dir(config)
+    return run_parser(config)

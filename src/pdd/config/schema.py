@@ -25,6 +25,9 @@ Duration = Annotated[
 Size = Annotated[
     int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)
 ]
+SizeOrZero = Annotated[
+    int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(ge=0, lt=2**32)
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}$")]
 """``host:port``; IPv6 hosts in brackets."""
@@ -47,6 +50,15 @@ class ModelConfig(Section):
     """Passed to vLLM. A float32 checkpoint is loaded as bfloat16 unless this says float32."""
     max_model_len: Annotated[int, Field(gt=0)] | None = None
     """Tokens of prompt and answer together; default: the model's own limit."""
+    tool_call_parser: str | None = None
+    """vLLM's name of the parser of tool calls, as ``hermes``; default: ``tools`` are refused."""
+    reasoning_parser: str | None = None
+    """vLLM's name of the parser of reasoning, as ``deepseek_r1``; default: reasoning is part of the text."""
+
+    @property
+    def parses_answers(self) -> bool:
+        """Whether the router needs the parse process."""
+        return self.tool_call_parser is not None or self.reasoning_parser is not None
 
 
 class KvConfig(Section):
@@ -88,6 +100,9 @@ class EngineConfig(Section):
     """How the router reaches the engine's API; default ``http://host:port``."""
     control_url: str = ""
     """How the router reaches the agent's control API; default ``http://host:control_port``."""
+    events_port: Port | None = None
+    """Where the engine says what its caches hold; the port after it repeats what a router missed. Both carry
+    prompts in clear. Default: a Unix socket in ``run_dir``, for a router on the same host."""
     advertise: Address | None = None
     """``host:port`` other agents dial for KV; default ``host:data_port``. Set it behind NAT or a relay."""
     store_bytes: Size = 4 * 2**30
@@ -126,6 +141,10 @@ class AgentConfig(Section):
     """Data connections per peer. One TCP flow does not fill a long line; 4-16 do."""
     piece_bytes: Size = 1 * 2**20
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
+    unasked_bytes: SizeOrZero = 4 * 2**20
+    """Most KV sent to a peer, and taken, before it was asked for; 4 MiB fill 1 Gb/s for 30 ms; 0: off."""
+    codec: Literal["off", "on", "auto"] = "off"
+    """Lossless coding of bf16 KV on the wire, if both sides allow it; ``auto``: where the line is slower."""
     lease_s: Duration = 60.0
     """How long landed chunks are kept for a handoff that nobody releases."""
     stall_timeout_s: Duration = 30.0
@@ -183,8 +202,13 @@ class PolicyConfig(Section):
     """Round trip believed until the agents have measured one."""
     outlier_margin_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
     """An answer that RLD is predicted to finish in this part of the WAN time is not sent to MD; 0: never."""
+    outlier_returning_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """A prompt known by this share to some engine is a next turn: what crosses now is saved later."""
     assumed_relay_itl_s: Duration = 0.03
     """Time for one token on RLD believed until it was measured."""
+    affinity_weight_ratio: Annotated[float, Field(ge=0)] = 0.5
+    """How much fuller than an engine that lacks the whole prompt one that holds it may be and still get it;
+    0: by load alone."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
@@ -228,6 +252,9 @@ class RouterConfig(Section):
     """File that every decision and its snapshot is written to, one JSON object a line; none if empty."""
     keep_alive_interval_s: Duration = 15.0
     """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
+    max_believed_blocks: Annotated[int, Field(ge=1)] = 250_000
+    """KV blocks remembered of each engine's device, and of its store; the oldest are forgotten. That is 8
+    million tokens or 368 GB of KV at 46 kB a token, and costs at most 120 MB an index."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
     recovery_timeout_s: Duration = 30.0
@@ -279,6 +306,15 @@ class PddConfig(Section):
             return self.tls.mode == "on"
         dialled_host = engine.data_address.rpartition(":")[0]
         return not (is_loopback(engine.host) and is_loopback(dialled_host))
+
+    @property
+    def carries_sampler_state(self) -> bool:
+        """Whether penalties and seeds go on from one engine to the next, by PDD's logits processors.
+
+        vLLM takes none with speculative decoding, and an operator's own ones replace them.
+        """
+        flags = {arg.partition("=")[0] for engine in self.engines for arg in engine.vllm_args}
+        return not flags & {"--speculative-config", "-sc", "--logits-processors"}
 
     def engines_of(self, role: Role) -> tuple[EngineConfig, ...]:
         """All engines of a role, in the file's order."""

@@ -13,11 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from pdd.config.load import kv_event_addresses
 from pdd.config.schema import EngineConfig, PddConfig
 
 CPU_STEP_TOKENS: Final = 512
 """Tokens of one step on the CPU backend. A prompt's chunks leave step by step, so smaller steps overlap more
 of the transfer with the prefill; at some hundred tokens a second this is one to three seconds of work."""
+
+RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's choice of its model runner; on GPUs the second unless it is 0."""
 
 CPU_KV_CACHE_GIB: Final = 1
 """Device cache of an engine on the CPU backend; 20000 tokens of the demo model."""
@@ -27,8 +31,8 @@ CPU_KV_CACHE_GIB: Final = 1
 class EngineCommand:
     """One engine's process.
 
-    ``env`` is laid over the environment of whoever starts it. ``shm_files`` may be left behind by an engine
-    that dies while it starts; remove them once it is gone.
+    ``env`` is laid over the environment of whoever starts it. ``shm_files`` (shared memory and sockets) may
+    be left behind by an engine that dies; remove them once it is gone.
     """
 
     argv: list[str]
@@ -59,16 +63,26 @@ def engine_command(
         *_common_argv(config, host=engine.host, port=engine.port, on_cpu=on_cpu),
         "--enable-scale-out",
         "--enable-request-id-headers",
+        # Of a sliding window all chunks are kept, else those at the end of a prompt or reply are missing.
+        "--prefix-cache-retention-interval",
+        "None",
         "--kv-transfer-config",
         json.dumps(_kv_transfer_config(config, engine, kv_engine_id, agent_socket)),
+        "--kv-events-config",
+        json.dumps(_kv_events_config(engine, agent_socket)),
     ]
     if engine.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(engine.max_num_seqs)]
+    if config.carries_sampler_state:
+        argv += ["--logits-processors", *_carried_state(engine.env, on_cpu=on_cpu)]
     # The operator's own flags come last: vLLM takes the last of repeated ones.
     return EngineCommand(
         argv=[*argv, *engine.vllm_args],
         env={**_common_env(config, on_cpu=on_cpu), **engine.env},
-        shm_files=[Path(f"/dev/shm/vllm_offload_{kv_engine_id}.mmap")],  # noqa: S108  # vLLM's choice
+        shm_files=[
+            Path(f"/dev/shm/vllm_offload_{kv_engine_id}.mmap"),  # noqa: S108  # vLLM's choice
+            *_event_sockets(engine, agent_socket),
+        ],
     )
 
 
@@ -110,6 +124,13 @@ def is_cpu_backend(env: Mapping[str, str]) -> bool:
         return False
 
 
+def _carried_state(env: Mapping[str, str], *, on_cpu: bool) -> tuple[str, ...]:
+    """The logits processors that continue penalties and seeds, for the model runner the engine will use."""
+    runner = env.get(RUNNER_VARIABLE) or os.environ.get(RUNNER_VARIABLE)
+    classes = ("V1Penalties", "V1Draws") if on_cpu or runner == "0" else ("V2Penalties",)
+    return tuple(f"pdd.engine.carried_state:{name}" for name in classes)
+
+
 def _vllm_program() -> str:
     """The ``vllm`` of this environment, whatever the caller's PATH; the bare name if there is none here."""
     beside_python = Path(sys.executable).parent / "vllm"
@@ -124,6 +145,10 @@ def _common_argv(config: PddConfig, *, host: str, port: int, on_cpu: bool) -> li
     argv += ["--enable-prompt-tokens-details"]
     if model.max_model_len is not None:
         argv += ["--max-model-len", str(model.max_model_len)]
+    if model.tool_call_parser is not None:
+        argv += ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
+    if model.reasoning_parser is not None:
+        argv += ["--reasoning-parser", model.reasoning_parser]
     if on_cpu:
         argv += ["--enforce-eager", "--max-num-batched-tokens", str(CPU_STEP_TOKENS)]
     return argv
@@ -141,7 +166,8 @@ def _kv_transfer_config(
         "chunk_tokens": config.kv.chunk_tokens,
     }
     return {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": "PddConnector",
+        "kv_connector_module_path": "pdd.engine.connector",
         "kv_role": "kv_both",
         "engine_id": kv_engine_id,
         # A chunk that cannot be loaded is recomputed; the request does not fail for it.
@@ -151,11 +177,33 @@ def _kv_transfer_config(
             "spec_module_path": "pdd.engine.spec",
             "cpu_bytes_to_use": engine.primary_bytes,
             "blocks_per_chunk": config.kv.blocks_per_chunk,
+            # Engines of different tensor parallelism then read each other's chunks.
+            "canonical_layout": True,
             # Replies are the next turn's prefix.
             "offload_prompt_only": False,
             "secondary_tiers": [tier],
         },
     }
+
+
+def _kv_events_config(engine: EngineConfig, agent_socket: Path) -> dict[str, Any]:
+    """What makes the engine say which blocks its caches gain and lose; a router follows it."""
+    addresses = kv_event_addresses(engine, agent_socket=agent_socket)
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": addresses.publish,
+        "replay_endpoint": addresses.publish_replay,
+    }
+
+
+def _event_sockets(engine: EngineConfig, agent_socket: Path) -> list[Path]:
+    addresses = kv_event_addresses(engine, agent_socket=agent_socket)
+    return [
+        Path(address.removeprefix("ipc://"))
+        for address in (addresses.publish, addresses.publish_replay)
+        if address.startswith("ipc://")
+    ]
 
 
 def _common_env(config: PddConfig, *, on_cpu: bool) -> dict[str, str]:
@@ -169,5 +217,6 @@ def _common_env(config: PddConfig, *, on_cpu: bool) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # The first request with logprobs would compile for 20 s.
             "TORCHDYNAMO_DISABLE": "1",
+            RUNNER_VARIABLE: "0",
         }
     return env

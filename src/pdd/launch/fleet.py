@@ -4,7 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pdd.config.load import agent_socket
+from pdd.config.load import agent_socket, parse_socket
 from pdd.config.schema import EngineConfig, LinkConfig, PddConfig
 from pdd.engine.command import engine_command, plain_engine_command
 from pdd.launch.program import PortUse, Program
@@ -77,6 +77,17 @@ def router_program(config: PddConfig, *, config_path: Path) -> Program:
         ports=(PortUse(host=router.host, port=router.port, key="router.port"),),
         stop_order=STOP_ROUTER,
         grace_s=router.drain_timeout_s + 5.0,
+    )
+
+
+def parser_program(config: PddConfig, *, config_path: Path) -> Program:
+    """The process that parses answers for the router beside it."""
+    return Program(
+        name="parser",
+        argv=pdd_argv("parser", "--config", str(config_path)),
+        env=dict(_ONE_THREAD),
+        files=(parse_socket(config),),
+        stop_order=STOP_ENGINES,
     )
 
 

@@ -33,7 +33,8 @@ def prepare_run_dir(config: PddConfig) -> Path:
 async def serve(supervisor: Supervisor, agent: Program, engine: Program) -> int:
     """Agent and engine run until this is cancelled; each is started again alone when it ends.
 
-    The agent's store outlives the engine, so the next engine finds what the last one had.
+    The agent's store outlives the engine, so the next engine finds what the last one had. A parser and its
+    router are kept in the same way.
 
     Raises:
         ConfigurationError: If a port is taken.

@@ -1,8 +1,8 @@
 """Whether a request's state survives being continued by another engine from token IDs alone.
 
 What does not survive is served by MD alone, from the first token on: P only computes the prompt's KV.
-Otherwise a penalty would forget the tokens before the handoff, a seed would be drawn anew, and a grammar
-would start in the middle of its sentence.
+Otherwise a grammar would start in the middle of its sentence. Penalties and seeds go on exactly where engines
+run PDD's logits processors, which is everywhere but with speculative decoding.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ def decide_relayable(
     multimodal: bool = False,
     echo: bool = False,
     multi_token_bad_words: bool = False,
+    sampler_state_carried: bool = True,
 ) -> RelayDecision:
     """What the sampling parameters of a rendered request allow.
 
@@ -44,8 +45,9 @@ def decide_relayable(
         multimodal: The prompt holds images, audio or video.
         echo: The prompt is to be repeated in the answer.
         multi_token_bad_words: A bad word has several tokens, so it may straddle the handoff.
+        sampler_state_carried: All engines continue penalties and seeds of one another.
     """
-    stateful = _state_of_sampler(sampling_params, multi_token_bad_words)
+    stateful = _state_of_sampler(sampling_params, multi_token_bad_words, sampler_state_carried)
     if stateful is not None:
         return RelayDecision(reason=stateful, whole_on_main=True)
     if multimodal:
@@ -57,17 +59,18 @@ def decide_relayable(
     return RELAYABLE
 
 
-def _state_of_sampler(params: Mapping[str, object], multi_token_bad_words: bool) -> str | None:
+def _state_of_sampler(params: Mapping[str, object], multi_token_bad_words: bool, carried: bool) -> str | None:
     """The first part of the sampler's state that token IDs alone do not carry."""
     if params.get("structured_outputs") is not None:
         return "structured_output"
     if multi_token_bad_words:
         return "bad_words"
-    for name in ("presence_penalty", "frequency_penalty"):
-        if params.get(name):
-            return name
-    if params.get("seed") is not None and not _greedy(params):
-        return "seed"
+    if not carried:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if params.get(name):
+                return name
+        if params.get("seed") is not None and not _greedy(params):
+            return "seed"
     for name in ("thinking_token_budget", "repetition_detection"):
         if params.get(name) is not None:
             return name

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from tokenizers import Tokenizer
 
+from pdd.config.load import parse_socket
 from pdd.config.schema import PddConfig
 from pdd.core.errors import PddError
 from pdd.router.api.admin import AdminHandler
@@ -20,6 +21,7 @@ from pdd.router.detokenize import load_tokenizer
 from pdd.router.door import Door
 from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
+from pdd.router.parsing import ParserClient
 from pdd.router.records import RecordRing
 from pdd.router.request.driver import Services
 
@@ -59,6 +61,7 @@ class RouterApp:
                 decisions=self.decisions,
             ),
             decisions=self.decisions,
+            parser=ParserClient(parse_socket(config)),
         )
         self.app = self._build()
 
@@ -95,6 +98,7 @@ class RouterApp:
     async def _stop(self, _app: web.Application) -> None:
         if self._background:
             await asyncio.wait(self._background, timeout=2.0)
+        self.services.parser.close()
         await self.fleet.close()
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -149,7 +149,9 @@ class FleetRun:
             request,
             num_bytes,
             on_done=self._crossed,
-            priority=self._decide.wan_priority(request, num_bytes),
+            priority=self._decide.wan_priority(
+                request, num_bytes, known_ratio=1 - self.prefill.miss_tokens[request] / tokens
+            ),
             is_unmasked=False,
         )
         if flow.state != OVER:

@@ -231,6 +231,8 @@ class PolicySection(Section):
     """Output expected of a request when nothing better is known (a high quantile of history)."""
     outlier_margin_ratio: Ratio = 0.8
     """A request is an outlier if RLD would end it in this part of the WAN time."""
+    outlier_returning_ratio: Ratio = 0.5
+    """It is none if P knows so much of its prompt: a conversation's next turn comes back."""
 
 
 class BaselineSection(Section):

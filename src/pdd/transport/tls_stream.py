@@ -72,17 +72,38 @@ class TlsStream(Stream):
     def recv_exactly(self, buffer: memoryview) -> None:
         """See ``Stream.recv_exactly``."""
         # A sender writes record by record; this waits for many at once.
-        rest = buffer
+        filled = 0
         with self._using():
-            while rest:
+            while filled < buffer.nbytes:
+                left = buffer.nbytes - filled
                 num_bytes = self._call(
-                    lambda rest=rest: self._tls.recv_into(rest),  # type: ignore[misc]
+                    lambda filled=filled: self._read_ready(buffer[filled:]),  # type: ignore[misc]
                     None,
-                    low_water=min(rest.nbytes - _OPENSSL_HOLDS, _LOW_WATER),
+                    low_water=min(left - _OPENSSL_HOLDS, _LOW_WATER),
                 )
                 if num_bytes == 0:
                     raise ConnectionLostError(f"{self._peer_address} closed the connection")
-                rest = rest[num_bytes:]
+                filled += num_bytes
+
+    def _read_ready(self, buffer: memoryview) -> int:
+        """What the socket has is in the buffer, record after record; 0 after the end.
+
+        OpenSSL gives one record a call, so this loop runs 64 times a megabyte and does nothing else.
+
+        Raises:
+            SSLWantReadError: If the socket has nothing.
+        """
+        read, filled, size = self._tls.read, 0, buffer.nbytes
+        try:
+            while filled < size:
+                num_bytes = cast("int", read(size - filled, buffer[filled:]))
+                if not num_bytes:
+                    break
+                filled += num_bytes
+        except ssl.SSLWantReadError:
+            if not filled:
+                raise
+        return filled
 
     def _set_low_water(self, num_bytes: int) -> None:
         """The socket counts as readable only with so many bytes in it, or when it has ended."""

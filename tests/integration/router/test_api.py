@@ -69,8 +69,7 @@ async def test_openai_client_sees_errors_as_its_own_classes() -> None:
             messages=USER,
             max_tokens=50,
             stream=True,
-            seed=1,
-            temperature=1,  # type: ignore[arg-type]
+            response_format={"type": "json_object"},
         )
         with pytest.raises(APIError):
             async for _ in stream:
@@ -196,6 +195,38 @@ async def test_n_answers_are_n_requests() -> None:
         assert {e["choices"][0]["index"] for e in events} == {0, 1}
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_every_token_of_every_choice_has_its_log_probabilities(path: str, stream: bool) -> None:
+    chat = path.startswith("/v1/chat")
+    fields: dict[str, Any] = {"n": 2, "max_tokens": 30, "return_token_ids": True}
+    fields |= (
+        {"messages": USER, "logprobs": True, "top_logprobs": 2} if chat else {"prompt": "Hi", "logprobs": 2}
+    )
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
+        if stream:
+            events = [json.loads(e) for e in (await read_events(bed, path, **fields))[:-1]]
+            parts = [choice for event in events for choice in event["choices"]]
+        else:
+            parts = (await (await bed.post(path, **fields)).json())["choices"]
+        prompt = bed.model.chat_prompt(USER) if chat else bed.model.tokenizer.encode("Hi").ids
+        reply = bed.model.generate(prompt, 30)
+        texts = [bed.model.tokenizer.decode([token], skip_special_tokens=False) for token in reply]
+        for index in range(2):
+            mine = [p for p in parts if p["index"] == index]
+            assert [token for p in mine for token in p.get("token_ids") or ()] == reply
+            said = [p["logprobs"] for p in mine if p["logprobs"]]
+            if chat:
+                entries = [entry for part in said for entry in part["content"]]
+                assert [entry["token"] for entry in entries] == texts
+                assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+            else:
+                assert [token for part in said for token in part["tokens"]] == texts
+                assert {value for part in said for value in part["token_logprobs"]} == {-0.5}
+        assert len(bed.rld0.seen) == 2
+
+
 # ---- completions
 
 
@@ -242,9 +273,6 @@ async def test_token_ids_on_request() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"seed": 3, "temperature": 1.0}, "seed"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"response_format": {"type": "json_object"}}, "structured_output"),
         ({"bad_words": ["two tokens"]}, "bad_words"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
@@ -266,6 +294,30 @@ async def test_what_is_not_relayable_goes_p_md_and_says_so(fields: dict[str, Any
             assert body["prompt_logprobs"] == [None]
         async with bed.client.get(f"{bed.url}/metrics") as page:
             assert f'pdd_not_relayable_total{{what="{reason}"}} 1.0' in await page.text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"seed": 3, "temperature": 1.0}, "seed"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ],
+)
+async def test_seeds_and_penalties_are_relayed_where_every_engine_continues_them(
+    fields: dict[str, Any], reason: str
+) -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)
+        answer = await bed.post("/v1/chat/completions", messages=USER, max_tokens=20, **fields)
+        assert answer.headers["x-pdd-pipeline"] == "p-rld-md"
+        prompt = bed.model.chat_prompt(USER)
+        for engine in (bed.rld0, bed.md0):
+            carried = engine.seen[-1]["sampling_params"]["extra_args"]["pdd"]
+            assert carried == {"prompt_tokens": len(prompt), reason: fields[reason]}
+    async with running_bed(router={"pipeline": "p-rld-md"}, vllm_args=["--speculative-config", "{}"]) as bed:
+        answer = await bed.post("/v1/chat/completions", messages=USER, max_tokens=20, **fields)
+        assert answer.headers["x-pdd-reason"] == f"not_relayable:{reason}"
 
 
 async def test_single_token_bad_words_are_relayed() -> None:

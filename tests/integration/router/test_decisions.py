@@ -26,7 +26,7 @@ async def test_recorded_decisions_are_made_again_alike(tmp_path: Path) -> None:
         questions = [bed.post("/v1/completions", prompt=f"question {n}", max_tokens=40) for n in range(12)]
         answers = await asyncio.gather(*questions)
         assert {answer.status for answer in answers} == {200, 429}
-        await bed.chat("not relayable", max_tokens=3, seed=1, temperature=1.0)
+        await bed.chat("not relayable", max_tokens=3, response_format={"type": "json_object"})
         bed.router.fleet.engines["p0"].agent.links["md0"] = {"state": "down"}
         bed.router.fleet.engines["p1"].agent.links["md0"] = {"state": "down"}
         body = await bed.chat("over a line that is down, so it takes for ever", max_tokens=3)

@@ -13,6 +13,7 @@ CONTENT = "Please explain how a lighthouse works, at length."
 TWO_MAINS = {"p0": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b"), "md1": ("main", "c")}
 TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
 MESSAGES = [{"role": "user", "content": CONTENT}]
+STRUCTURED: dict[str, Any] = {"response_format": {"type": "json_object"}}
 
 
 async def check_whole(bed: Bed, *, max_tokens: int = 60, **fields: Any) -> dict[str, Any]:
@@ -114,7 +115,7 @@ async def test_an_answer_that_cannot_be_continued_exactly_ends_in_an_error_event
     async with running_bed(roles=TWO_MAINS) as bed:
         bed.md0.kill_stream_after = 3
         answer = await bed.post(
-            "/v1/chat/completions", messages=MESSAGES, max_tokens=20, stream=True, seed=4, temperature=1.0
+            "/v1/chat/completions", messages=MESSAGES, max_tokens=20, stream=True, **STRUCTURED
         )
         lines = [line for line in (await answer.text()).splitlines() if line.startswith("data: ")]
         last = json.loads(lines[-1].removeprefix("data: "))
@@ -126,7 +127,7 @@ async def test_an_answer_that_cannot_be_continued_exactly_ends_in_an_error_event
 async def test_an_answer_bound_to_one_engine_starts_anew_elsewhere_before_its_first_token() -> None:
     async with running_bed(roles=TWO_MAINS) as bed:
         bed.md0.kill_stream_after = 0
-        await check_whole(bed, seed=4, temperature=1.0)
+        await check_whole(bed, **STRUCTURED)
 
 
 async def test_a_pooled_connection_the_engine_closed_is_no_failure() -> None:
@@ -244,6 +245,7 @@ async def test_wan_transfer_of_an_answer_that_relay_finished_is_cancelled() -> N
         await bed.until(lambda: [peer for _, peer in bed.agents["p0"].cancelled] == ["md0"])
         record = await bed.last_record()
         assert record["wan_bytes"] < record["prompt_tokens"] // 32 * 1000
+        assert record["wan_bytes_without_drc"] == record["wan_bytes"]
 
 
 # ---- clients that leave

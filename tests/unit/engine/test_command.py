@@ -51,6 +51,7 @@ def test_the_command_serves_the_model_with_what_the_router_needs() -> None:
         "--prefix-caching-hash-algo": "sha256_cbor",
         "--max-model-len": "8192",
         "--max-num-seqs": "8",
+        "--prefix-cache-retention-interval": "None",
     }.items():
         assert value(argv, flag) == expected
     for flag in ("--enable-scale-out", "--enable-prompt-tokens-details", "--enable-request-id-headers"):
@@ -58,11 +59,15 @@ def test_the_command_serves_the_model_with_what_the_router_needs() -> None:
     assert env["PYTHONHASHSEED"] == "42"
 
 
-def test_the_connector_is_vllms_own_with_our_spec_and_tier() -> None:
+def test_the_connector_is_vllms_own_behind_our_check_with_our_spec_and_tier() -> None:
     argv, _, shm_files = command(primary_bytes="64MiB")
     transfer = json.loads(value(argv, "--kv-transfer-config"))
     extra = transfer["kv_connector_extra_config"]
-    assert transfer["kv_connector"] == "OffloadingConnector"
+    assert (transfer["kv_connector_module_path"], transfer["kv_connector"]) == (
+        "pdd.engine.connector",
+        "PddConnector",
+    )
+    assert extra["canonical_layout"] is True
     assert transfer["kv_load_failure_policy"] == "recompute"
     assert (extra["spec_module_path"], extra["spec_name"]) == ("pdd.engine.spec", "PddOffloadingSpec")
     assert extra["cpu_bytes_to_use"] == 64 * 2**20
@@ -79,7 +84,26 @@ def test_the_connector_is_vllms_own_with_our_spec_and_tier() -> None:
         }
     ]
     assert transfer["engine_id"] == "pdd-md0-r1"
-    assert shm_files == [Path("/dev/shm/vllm_offload_pdd-md0-r1.mmap")]
+    assert shm_files[0] == Path("/dev/shm/vllm_offload_pdd-md0-r1.mmap")
+
+
+def test_the_engine_says_what_its_caches_hold_on_sockets_that_are_cleaned_up_or_on_its_ports() -> None:
+    argv, _, files = command()
+    events = json.loads(value(argv, "--kv-events-config"))
+    assert events == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "ipc:///run/pdd/md0.kv",
+        "replay_endpoint": "ipc:///run/pdd/md0.kvr",
+    }
+    assert files[1:] == [Path("/run/pdd/md0.kv"), Path("/run/pdd/md0.kvr")]
+    argv, _, files = command(events_port=5557)
+    events = json.loads(value(argv, "--kv-events-config"))
+    assert (events["endpoint"], events["replay_endpoint"]) == (
+        "tcp://[::ffff:127.0.0.1]:5557",
+        "tcp://[::ffff:127.0.0.1]:5558",
+    )
+    assert len(files) == 1
 
 
 def test_runs_do_not_share_memory_names() -> None:
@@ -148,3 +172,38 @@ def test_importing_it_needs_no_vllm() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("cpu_backend", "engine", "classes"),
+    [
+        (True, {}, ["V1Penalties", "V1Draws"]),
+        (False, {}, ["V2Penalties"]),
+        (False, {"env": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}, ["V1Penalties", "V1Draws"]),
+    ],
+)
+def test_engines_continue_penalties_and_seeds(
+    cpu_backend: bool, engine: dict[str, Any], classes: list[str]
+) -> None:
+    argv, _, _ = command(cpu_backend, **engine)
+    at = argv.index("--logits-processors") + 1
+    assert argv[at : at + len(classes)] == [f"pdd.engine.carried_state:{name}" for name in classes]
+    assert all(arg.startswith("--") for arg in argv[at + len(classes) :][:1])
+
+
+def test_engines_that_guess_ahead_continue_neither_and_the_router_knows() -> None:
+    arguments = ("--speculative-config", '{"method": "ngram"}')
+    assert "--logits-processors" not in command(vllm_args=arguments)[0]
+    assert not fleet(vllm_args=arguments).carries_sampler_state
+    assert not fleet(vllm_args=("--logits-processors=mine:Own",)).carries_sampler_state
+    assert fleet().carries_sampler_state
+
+
+def test_engines_know_the_parsers_names() -> None:
+    config = fleet()
+    model = config.model.model_copy(update={"tool_call_parser": "hermes", "reasoning_parser": "qwen3"})
+    config = config.model_copy(update={"model": model})
+    argv = engine_command(config, config.engines[0], agent_socket=SOCKET, cpu_backend=True).argv
+    assert "--enable-auto-tool-choice" in argv
+    assert (value(argv, "--tool-call-parser"), value(argv, "--reasoning-parser")) == ("hermes", "qwen3")
+    assert not {"--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice"} & {*command()[0]}

@@ -121,3 +121,21 @@ def test_vllm_renders_what_we_read_and_takes_what_we_send() -> None:
     decode = protocol.GenerateRequest.model_validate(bodies[2]).sampling_params
     assert (decode.min_tokens, decode.logit_bias, decode.logprobs) == (19, {5: 2.0}, 3)
     assert decode.structured_outputs.json_object
+
+
+def test_a_seed_is_carried_from_the_first_token_on_and_penalties_once_there_is_an_answer() -> None:
+    ours = job(presence_penalty=0.5, repetition_penalty=1.1)
+    first = ours.prefill_body(1, [], transfer="t", targets=("md0",), whole_on_main=False)["sampling_params"]
+    assert first["extra_args"] == {"pdd": {"prompt_tokens": 3, "seed": 3}}
+    assert (first["presence_penalty"], first["repetition_penalty"], first["seed"]) == (0.5, 1.1, 3)
+    later = ours.decode_body(2, [7, 8])["sampling_params"]
+    assert later["extra_args"] == {
+        "pdd": {"prompt_tokens": 3, "seed": 3, "presence_penalty": 0.5, "repetition_penalty": 1.1}
+    }
+    assert not {"presence_penalty", "repetition_penalty"} & later.keys()
+
+
+def test_nothing_is_carried_for_greedy_answers_without_penalties() -> None:
+    body = job(temperature=0, extra_args={"mine": 1}, repetition_penalty=1.1).decode_body(2, [7])
+    assert body["sampling_params"]["extra_args"] == {"mine": 1}
+    assert body["sampling_params"]["repetition_penalty"] == 1.1

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from pdd.router.api.errors import BadRequestError
+from pdd.wire import carried
 
 MAX_CHOICES = 128
 """OpenAI's bound on ``n``."""
@@ -130,9 +131,8 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
 B = TypeVar("B", ChatBody, CompletionBody)
 
 UNSUPPORTED: Mapping[str, str] = {
-    "tools": "tool calls are not parsed yet",
-    "functions": "tool calls are not parsed yet",
-    "function_call": "tool calls are not parsed yet",
+    "functions": "functions is not supported; use tools",
+    "function_call": "function_call is not supported; use tool_choice",
     "suffix": "suffix is not supported",
     "prompt_embeds": "prompt embeddings are not supported",
     "audio": "only text output is supported",
@@ -162,8 +162,12 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def read_chat(values: dict[str, Any]) -> ChatBody:
+def read_chat(values: dict[str, Any], *, takes_tools: bool = False) -> ChatBody:
     """A checked chat request.
+
+    Args:
+        values: The body.
+        takes_tools: A parser of tool calls is configured.
 
     Raises:
         BadRequestError: Naming the field that is wrong.
@@ -173,8 +177,11 @@ def read_chat(values: dict[str, Any]) -> ChatBody:
         raise BadRequestError("messages must not be empty", param="messages")
     if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
         raise BadRequestError("max_completion_tokens must be at least 1", param="max_completion_tokens")
-    if body.tool_choice not in (None, "none"):
-        raise BadRequestError(UNSUPPORTED["tools"], param="tool_choice")
+    if not takes_tools:
+        for name, wanted in (("tools", body.tools), ("tool_choice", body.tool_choice not in (None, "none"))):
+            if wanted:
+                why = "tool calls need model.tool_call_parser in the router's configuration"
+                raise BadRequestError(why, param=name)
     if body.modalities not in (None, ["text"]):
         raise BadRequestError("only text output is supported", param="modalities")
     if body.echo:
@@ -218,9 +225,10 @@ def _check_common(values: dict[str, Any], body: ChatBody | CompletionBody) -> No
     for name, why in UNSUPPORTED.items():
         if values.get(name):
             raise BadRequestError(why, param=name)
-    smuggled = {"kv_transfer_params", "ec_transfer_params"} & set(body.vllm_xargs or ())
+    smuggled = {"kv_transfer_params", "ec_transfer_params", carried.KEY} & set(body.vllm_xargs or ())
     if smuggled:
-        raise BadRequestError(UNSUPPORTED[min(smuggled)], param="vllm_xargs")
+        why = f"{min(smuggled)} belongs to the router and must not be sent by clients"
+        raise BadRequestError(why, param="vllm_xargs")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise BadRequestError(f"max_tokens must be at least 1, got {body.max_tokens}", param="max_tokens")
     if body.n is not None and not 1 <= body.n <= MAX_CHOICES:

@@ -1,58 +1,59 @@
 """The two generating endpoints: check, render, plan, run every choice, write the answer."""
 
 import asyncio
-import re
-import uuid
-from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 from aiohttp import web
 
 from pdd.core.errors import DeadlineError, NoEndpointError, PddError, TransportError
 from pdd.policy.placement import place
-from pdd.policy.relayable import RelayDecision, decide_relayable
-from pdd.router.api.body import (
-    ChatBody,
-    CompletionBody,
-    forwarded,
-    parse_json,
-    read_chat,
-    read_completion,
-    stops,
-)
+from pdd.router.api.body import ChatBody, forwarded, parse_json, read_chat, read_completion
 from pdd.router.api.errors import BadRequestError, NotFoundError, TooLargeError
 from pdd.router.api.logprobs import LogprobFormat
-from pdd.router.api.shapes import Choice, Shape
+from pdd.router.api.runs import Asked, Body, RunFactory
+from pdd.router.api.shapes import Shape
+from pdd.router.api.sinks import Collected, ParsedSink, Run, Streamed, run_all
 from pdd.router.api.stream import ClientStream
-from pdd.router.detokenize import TextOptions
+from pdd.router.parsing import ParsedStream
 from pdd.router.records import Record, RecordRing
-from pdd.router.request.driver import Piece, RequestDriver, Services, Sink
-from pdd.router.request.job import Job, Rendered, read_rendered
-from pdd.router.request.planning import Planner, Planning, block_hasher, choose_prefill, prompt_keys
+from pdd.router.request.driver import Services
+from pdd.router.request.job import Rendered, read_rendered
+from pdd.router.request.planning import choose_prefill
 from pdd.router.sse import frame
 
-_encode = msgspec.json.encode
 REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED_S = web.RequestKey("arrived_s", float)
-COMPLETION_DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default for ``/v1/completions``."""
 TIMEOUT_HEADER = "X-Request-Timeout"
 """Seconds from its arrival after which the client does not want the answer any more."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_TRANSFER_ID_CHARS = 40
 
-Body = ChatBody | CompletionBody
 Api = Literal["chat", "completion"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One choice and what computes it."""
+class Reply:
+    """How one request is answered.
 
-    choice: Choice
-    driver: RequestDriver
+    ``parsed`` has the choices' answers at the parse process, in order; it is empty if none needs parsing.
+    """
+
+    body: Body
+    shape: Shape
+    runs: list[Run]
+    parsed: list[ParsedStream]
+    headers: dict[str, str]
+
+    @property
+    def hides_reasoning(self) -> bool:
+        """Whether tokens must not be shown, since some of them may be reasoning nobody asked for."""
+        return bool(self.parsed) and isinstance(self.body, ChatBody) and self.body.include_reasoning is False
+
+    @property
+    def text_only(self) -> bool:
+        """Whether nothing but text is told of tokens."""
+        return not self.parsed and self.shape.logprobs is None and not self.shape.token_ids
 
 
 class GenerateHandler:
@@ -60,15 +61,14 @@ class GenerateHandler:
 
     def __init__(self, services: Services, records: RecordRing) -> None:
         self._services = services
-        self._records = records
         self._config = services.config
-        self._hasher = block_hasher(services.config)
-        self._planner = Planner(config=services.config, fleet=services.fleet, decisions=services.decisions)
+        self._factory = RunFactory(services, records)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         values = parse_json(await _read(request, self._config.router.max_body_bytes))
-        return await self._admit(request, "chat", values, read_chat(values))
+        body = read_chat(values, takes_tools=self._config.model.tool_call_parser is not None)
+        return await self._admit(request, "chat", values, body)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/completions``."""
@@ -103,29 +103,39 @@ class GenerateHandler:
     async def _serve(
         self, request: web.Request, api: Api, values: dict[str, Any], body: Body
     ) -> web.StreamResponse:
-        arrived_s = request[ARRIVED_S]
         if body.request_id and "X-Request-Id" not in request.headers:
             request[REQUEST_ID] = body.request_id
-        request_id = request[REQUEST_ID]
         self._check_model(body)
+        asked = Asked(
+            id=request[REQUEST_ID],
+            body=body,
+            arrived_s=request[ARRIVED_S],
+            timeout_s=self._timeout_s(request),
+            engine_headers={n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers},
+        )
         try:
-            async with asyncio.timeout_at(arrived_s + self._timeout_s(request)):
-                rendered = await self._render(request, api, values)
+            async with asyncio.timeout_at(asked.arrived_s + asked.timeout_s):
+                rendered = await self._render(asked.id, api, values)
         except TimeoutError:
             raise DeadlineError("the request did not finish in time (it was rendering)") from None
-        runs = self._plan_runs(request, body, rendered, arrived_s)
+        runs = self._factory.plan(asked, rendered)
         shape = Shape(
             api=api,
-            id=f"{'chatcmpl' if api == 'chat' else 'cmpl'}-{request_id}",
+            id=f"{'chatcmpl' if api == 'chat' else 'cmpl'}-{asked.id}",
             model=body.model or self._config.model.name,
             logprobs=self._logprobs(body),
             token_ids=bool(body.return_token_ids),
         )
         record = runs[0].driver.record
         headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
-        if body.stream:
-            return await self._stream(request, body, shape, runs, headers)
-        return await self._whole(shape, runs, headers)
+        async with AsyncExitStack() as stack:
+            parsed = [
+                await stack.enter_async_context(self._services.parser.answer(values, run.choice.prompt_ids))
+                for run in runs
+                if self._is_parsed(body)
+            ]
+            reply = Reply(body=body, shape=shape, runs=runs, parsed=parsed, headers=headers)
+            return await (self._stream(request, reply) if body.stream else self._whole(reply))
 
     # ---- before the first token
 
@@ -136,7 +146,7 @@ class GenerateHandler:
                 param="model",
             )
 
-    async def _render(self, request: web.Request, api: Api, values: dict[str, Any]) -> list[Rendered]:
+    async def _render(self, request_id: str, api: Api, values: dict[str, Any]) -> list[Rendered]:
         """The prompts as a P engine renders them; another one is asked if the first cannot be reached."""
         path = "/v1/chat/completions/render" if api == "chat" else "/v1/completions/render"
         sent = forwarded(values, self._config.model.name)
@@ -145,7 +155,7 @@ class GenerateHandler:
         for engine in place(self._services.fleet.views("prefill")).order:
             client = self._services.fleet.engines[engine].client
             try:
-                answer = await client.render(path, sent, {"X-Request-Id": request[REQUEST_ID]})
+                answer = await client.render(path, sent, {"X-Request-Id": request_id})
             except TransportError as error:
                 self._services.fleet.engines[engine].suspect()
                 last = error
@@ -153,114 +163,11 @@ class GenerateHandler:
             return [read_rendered(item) for item in (answer if isinstance(answer, list) else [answer])]
         raise last
 
-    def _plan_runs(
-        self, request: web.Request, body: Body, prompts: Sequence[Rendered], arrived_s: float
-    ) -> list[Run]:
-        runs: list[Run] = []
-        for rendered in prompts:
-            relayable = self._relayable(body, rendered)
-            keys = prompt_keys(self._hasher, rendered)
-            for copy in range(body.n or 1):
-                index = len(runs)
-                max_tokens = max(1, rendered.max_tokens)
-                planning = self._planner.plan(
-                    request[REQUEST_ID], keys, max_tokens=max_tokens, relayable=relayable
-                )
-                max_tokens = self._check_length(body, rendered, planning, max_tokens)
-                record = self._record(request[REQUEST_ID], index, rendered, planning, arrived_s)
-                job = self._job(request, index, _with_seed(rendered, copy), body, max_tokens)
-                driver = RequestDriver(
-                    services=self._services, job=job, planning=planning, record=record, arrived_s=arrived_s
-                )
-                choice = Choice(
-                    index=index, prompt_ids=rendered.token_ids, echo_text=self._echo(body, rendered)
-                )
-                runs.append(Run(choice=choice, driver=driver))
-        return runs
-
-    def _relayable(self, body: Body, rendered: Rendered) -> RelayDecision:
-        words = body.bad_words or []
-        # A word counts with and without a leading space, as the engine bans both.
-        encoded = [
-            self._services.tokenizer.encode(p + w, add_special_tokens=False) for w in words for p in ("", " ")
-        ]
-        return decide_relayable(
-            rendered.sampling_params,
-            multimodal=rendered.multimodal,
-            echo=bool(body.echo),
-            multi_token_bad_words=any(len(encoding.ids) > 1 for encoding in encoded),
-        )
-
-    def _check_length(self, body: Body, rendered: Rendered, planning: Planning, max_tokens: int) -> int:
-        """The most tokens every planned engine has room for.
-
-        Raises:
-            BadRequestError: If the prompt, or prompt and wanted answer together, exceed what one takes.
-        """
-        plan = planning.plan
-        states = self._services.fleet.engines
-        limits = [states[e].max_model_len for e in (*plan.prefills, *plan.relays, *plan.mains)]
-        limit = min((limit for limit in limits if limit is not None), default=None)
-        if limit is None:
-            return max_tokens
-        asked = _asked_tokens(body)
-        prompt = len(rendered.token_ids)
-        if prompt + (asked or 1) > limit:
-            raise BadRequestError(
-                f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{asked or 1} output tokens and your prompt contains {prompt} input tokens.",
-                param="max_tokens" if prompt < limit else "prompt",
-            )
-        return min(max_tokens, limit - prompt)
-
-    def _record(
-        self, request_id: str, index: int, rendered: Rendered, planning: Planning, arrived_s: float
-    ) -> Record:
-        decision, plan = planning.pipeline, planning.plan
-        record = Record(
-            id=request_id if index == 0 else f"{request_id}-{index}",
-            arrived_s=arrived_s,
-            pipeline=decision.pipeline,
-            reason=decision.reason,
-            reason_detail=decision.detail or None,
-            prefill=plan.prefills[0],
-            relay=plan.relays[0] if plan.relays and decision.pipeline == "p-rld-md" else None,
-            main=plan.mains[0] if plan.mains else None,
-            prompt_tokens=len(rendered.token_ids),
-            outlier=planning.outlier.is_outlier,
-            predicted_wan_s=decision.predicted_wan_s if decision.predicted_wan_s != float("inf") else None,
-        )
-        self._records.add(record)
-        metrics = self._services.metrics
-        metrics.decisions.labels(path=decision.pipeline, reason=decision.reason).inc()
-        if planning.relayable.reason is not None:
-            metrics.not_relayable.labels(what=planning.relayable.reason).inc()
-        return record
-
-    def _job(self, request: web.Request, index: int, rendered: Rendered, body: Body, max_tokens: int) -> Job:
-        request_id: str = request[REQUEST_ID]
-        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", request_id)[:_TRANSFER_ID_CHARS]
-        return Job(
-            request_id=request_id,
-            transfer_prefix=f"{safe}-{index}-{uuid.uuid4().hex[:12]}",
-            rendered=rendered,
-            text=TextOptions(
-                stop=stops(body),
-                include_stop=body.include_stop_str_in_output,
-                min_tokens=body.min_tokens or 0,
-                skip_special_tokens=body.skip_special_tokens,
-            ),
-            max_tokens=max_tokens,
-            timeout_s=self._timeout_s(request),
-            headers={name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers},
-        )
-
-    def _echo(self, body: Body, rendered: Rendered) -> str:
-        if not body.echo:
-            return ""
-        return self._services.tokenizer.decode(
-            rendered.token_ids, skip_special_tokens=body.skip_special_tokens
-        )
+    def _is_parsed(self, body: Body) -> bool:
+        """Whether an answer may hold more than content: reasoning, or calls of the tools it was given."""
+        if not isinstance(body, ChatBody):
+            return False
+        return self._config.model.reasoning_parser is not None or bool(body.tools)
 
     def _logprobs(self, body: Body) -> LogprobFormat | None:
         if isinstance(body, ChatBody):
@@ -275,27 +182,35 @@ class GenerateHandler:
 
     # ---- the answer
 
-    async def _whole(self, shape: Shape, runs: list[Run], headers: dict[str, str]) -> web.Response:
-        text_only = shape.logprobs is None and not shape.token_ids
-        await _run_all([(run, _Collected(run, text_only=text_only)) for run in runs])
-        for run in runs:
+    async def _whole(self, reply: Reply) -> web.Response:
+        await run_all([(run, Collected(run, text_only=reply.text_only)) for run in reply.runs])
+        for run in reply.runs:
             run.choice.prompt_logprobs = run.driver.prompt_logprobs
-        return web.json_response(shape.whole([run.choice for run in runs]), headers=headers)
+        for run, parsed in zip(reply.runs, reply.parsed, strict=False):
+            choice = run.choice
+            said = await parsed.whole(choice.text, [token.id for token in choice.tokens])
+            choice.take_parsed(said.fields or {}, said.reasoning_tokens, _tool_choice(reply.body))
+            if reply.hides_reasoning:
+                choice.tokens.clear()
+        choices = [run.choice for run in reply.runs]
+        return web.json_response(reply.shape.whole(choices), headers=reply.headers)
 
-    async def _stream(
-        self, request: web.Request, body: Body, shape: Shape, runs: list[Run], headers: dict[str, str]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, reply: Reply) -> web.StreamResponse:
         stream = ClientStream(
-            request, headers, keep_alive_interval_s=self._config.router.keep_alive_interval_s
+            request, reply.headers, keep_alive_interval_s=self._config.router.keep_alive_interval_s
         )
-        options = body.stream_options
+        options = reply.body.stream_options
         include_usage = bool(options and options.include_usage)
         continuous = include_usage and bool(options and options.continuous_usage_stats)
+        sinks = [Streamed(run, stream, reply.shape, continuous=continuous) for run in reply.runs]
         try:
             async with stream.kept_alive():
-                await _run_all([(run, _Streamed(run, stream, shape, continuous=continuous)) for run in runs])
+                if reply.parsed:
+                    await _run_parsed(reply, sinks)
+                else:
+                    await run_all(list(zip(reply.runs, sinks, strict=True)))
                 if include_usage:
-                    stream.write(frame(shape.usage_chunk([run.choice for run in runs])))
+                    stream.write(frame(reply.shape.usage_chunk([run.choice for run in reply.runs])))
                     await stream.ready()
         except PddError as error:
             if not stream.begun:
@@ -304,107 +219,22 @@ class GenerateHandler:
         return await stream.finish()
 
 
-class _Collected:
-    """Sink of an answer that is sent as a whole."""
-
-    def __init__(self, run: Run, *, text_only: bool) -> None:
-        self._run = run
-        self.text_only = text_only
-
-    def put(self, piece: Piece) -> bool:
-        """Keep the piece."""
-        self._run.choice.text += piece.text
-        self._run.choice.tokens.extend(piece.tokens)
-        _note(self._run, piece)
-        return True
-
-    def put_text(self, text: str, num_tokens: int) -> bool:
-        """Keep the text."""
-        self._run.choice.text += text
-        self._run.choice.num_tokens = num_tokens
-        return True
-
-    async def ready(self) -> None:
-        """Always."""
+async def _run_parsed(reply: Reply, inner: list[Streamed]) -> None:
+    named = isinstance(_tool_choice(reply.body), dict)
+    parts = zip(reply.runs, inner, reply.parsed, strict=True)
+    sinks = [ParsedSink(r, s, p, named_tool=named, bare=reply.hides_reasoning) for r, s, p in parts]
+    await run_all(list(zip(reply.runs, sinks, strict=True)))
+    for sink in sinks:
+        await sink.finish()
 
 
-class _Streamed:
-    """Sink of one choice of a streamed answer."""
-
-    def __init__(self, run: Run, stream: ClientStream, shape: Shape, *, continuous: bool) -> None:
-        self._run = run
-        self._choice = run.choice
-        self._stream = stream
-        self._shape = shape
-        self._continuous = continuous
-        around = None if continuous else shape.around_text(run.choice)
-        self.text_only = around is not None
-        self._before, self._after = around or (b"", b"")
-        self.ready = stream.ready
-
-    def put(self, piece: Piece) -> bool:
-        """Write the piece's event."""
-        choice = self._choice
-        if not choice.begun:
-            choice.begun = True
-            if (first := self._shape.first_chunk(choice)) is not None:
-                self._stream.write(self._frame(first))
-            choice.text_chars = len(choice.echo_text)
-        _note(self._run, piece)
-        data = self._frame(self._shape.chunk(choice, piece))
-        choice.text_chars += len(piece.text)
-        return self._stream.write(data)
-
-    def put_text(self, text: str, num_tokens: int) -> bool:
-        """Write the event of a piece of text; something was put before it."""
-        self._choice.num_tokens = num_tokens
-        return self._stream.write(self._before + _encode(text) + self._after)
-
-    def _frame(self, payload: dict[str, Any]) -> bytes:
-        if self._continuous:
-            payload["usage"] = self._shape.usage([self._run.choice], details=False)
-        return frame(payload)
-
-
-def _note(run: Run, piece: Piece) -> None:
-    run.choice.num_tokens = piece.num_tokens
-    run.choice.cached_tokens = run.driver.record.cached_tokens
-    if piece.finish is not None:
-        run.choice.finish, run.choice.stop_reason = piece.finish, piece.stop_reason
-
-
-async def _run_all(runs: Sequence[tuple[Run, Sink]]) -> None:
-    """Run every choice; the first that fails ends the others."""
-    if len(runs) == 1:
-        run, sink = runs[0]
-        await run.driver.run(sink)
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for run, sink in runs:
-                group.create_task(run.driver.run(sink))
-    except* PddError as errors:
-        raise errors.exceptions[0] from None
+def _tool_choice(body: Body) -> Any:
+    return body.tool_choice if isinstance(body, ChatBody) else None
 
 
 def _priority(body: Body) -> int:
     """As vLLM's: lower is more urgent; what is no number is refused by the engine that renders."""
     return body.priority if isinstance(body.priority, int) else 0
-
-
-def _asked_tokens(body: Body) -> int | None:
-    if isinstance(body, ChatBody):
-        return body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    return body.max_tokens if body.max_tokens is not None else COMPLETION_DEFAULT_MAX_TOKENS
-
-
-def _with_seed(rendered: Rendered, copy: int) -> Rendered:
-    """Copies of one prompt draw from different seeds, as vLLM's do."""
-    seed = rendered.sampling_params.get("seed")
-    if not copy or not isinstance(seed, int):
-        return rendered
-    params = {**rendered.sampling_params, "seed": seed + copy}
-    return Rendered(token_ids=rendered.token_ids, sampling_params=params, carried=rendered.carried)
 
 
 def _reason_header(record: Record) -> str:

@@ -31,6 +31,15 @@ class Choice:
     stop_reason: int | str | None = None
     begun: bool = False
     prompt_logprobs: list[Any] | None = None
+    parsed: dict[str, Any] | None = None
+    reasoning_tokens: int | None = None
+
+    def take_parsed(self, message: dict[str, Any], reasoning_tokens: int | None, tool_choice: Any) -> None:
+        """Keep what the parsers found in the whole text, and let the finish reason say so, as vLLM does."""
+        self.parsed, self.reasoning_tokens = message, reasoning_tokens
+        called = bool(message.get("tool_calls")) and tool_choice in (None, "auto")
+        if called or (tool_choice == "required" and self.finish == "stop"):
+            self.finish = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +79,12 @@ class Shape:
         }
         return {**self._head(chunk=True), "choices": [body]}
 
-    def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        """One piece of a streamed answer."""
-        content: dict[str, Any] = (
-            {"delta": {"content": piece.text}} if self.api == "chat" else {"text": piece.text}
-        )
+    def content(self, piece: Piece) -> dict[str, Any]:
+        """The text of a piece where a chunk has it."""
+        return {"delta": {"content": piece.text}} if self.api == "chat" else {"text": piece.text}
+
+    def chunk(self, choice: Choice, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
+        """One piece of a streamed answer with its content: that of the piece, or what parsers made of it."""
         body = {
             "index": choice.index,
             **content,
@@ -90,7 +100,9 @@ class Shape:
         if self.logprobs is not None or self.token_ids:
             return None
         piece = Piece(text=_TEXT, tokens=(), num_tokens=0, finish=None, stop_reason=None)
-        before, _, after = frame(self.chunk(choice, piece)).rpartition(msgspec.json.encode(_TEXT))
+        before, _, after = frame(self.chunk(choice, piece, self.content(piece))).rpartition(
+            msgspec.json.encode(_TEXT)
+        )
         return before, after
 
     def usage_chunk(self, choices: list[Choice]) -> dict[str, Any]:
@@ -120,12 +132,16 @@ class Shape:
             usage["prompt_tokens_details"] = {
                 "cached_tokens": sum(choice.cached_tokens for choice in prompts)
             }
+            reasoning = [c.reasoning_tokens for c in choices if c.reasoning_tokens is not None]
+            if reasoning:
+                usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
         return usage
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"index": choice.index}
         if self.api == "chat":
-            body["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+            message = choice.parsed or {"content": choice.text}
+            body["message"] = {"role": "assistant", "refusal": None, **message}
         else:
             body["text"] = choice.echo_text + choice.text
             body["prompt_logprobs"] = choice.prompt_logprobs

@@ -6,6 +6,7 @@ from typing import Any
 
 from pdd.policy.outlier import LAST_PRIORITY
 from pdd.router.detokenize import TextOptions
+from pdd.wire.carried import carry
 
 VLLM_DEFAULT_MAX_TOKENS = 16
 """Rendered parameters leave out what has vLLM's default."""
@@ -51,7 +52,15 @@ class Rendered:
 
 def read_rendered(body: Mapping[str, Any]) -> Rendered:
     """The rendering out of an engine's answer to a render request."""
-    carried = ("model", "cache_salt", "priority", "features")
+    carried = (
+        "model",
+        "cache_salt",
+        "priority",
+        "features",
+        # Where a grammar begins, if the engine parses reasoning.
+        "reasoning_ended",
+        "reasoning_parser_kwargs",
+    )
     params = {key: value for key, value in body["sampling_params"].items() if key not in _ROUTER_OWNED}
     if isinstance(outputs := params.get("structured_outputs"), dict):
         # Private fields of the engine's own dataclass; it does not take them back.
@@ -148,6 +157,7 @@ class Job:
         min_tokens = max(0, int(params.pop("min_tokens", 0)) - num_sent)
         if min_tokens:
             params["min_tokens"] = min(min_tokens, max_tokens)
+        params = carry(params, prompt_tokens=len(self.rendered.token_ids), sent_tokens=num_sent)
         return {**params, "max_tokens": max_tokens, "n": 1, "detokenize": False}
 
     def _body(self, leg: int, sent: list[int], params: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Tool calls and reasoning, parsed by vLLM's own parsers in a process beside the router."""

@@ -1,0 +1,108 @@
+"""Answers whose parse process fails, with a stand-in for the parsers."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tests.kit.bed import Bed, running_bed
+
+from pdd.parse.service import ParseConnection
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+class Echo:
+    """An answer that says what it hears, until it hears ``stumble_at`` pieces."""
+
+    reasoning_tokens = 0
+
+    def __init__(self, stumble_at: int | None) -> None:
+        self._left = stumble_at
+
+    def feed(self, text: str, ids: list[int], *, finished: bool) -> dict[str, object] | None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError("stumbled")
+        return {"content": text}
+
+    def whole(self, text: str, ids: list[int]) -> dict[str, object]:
+        return dict(self.feed(text, ids, finished=True) or {})
+
+
+class Parsers:
+    """Makes answers; knobs may be turned at any time."""
+
+    def __init__(self) -> None:
+        self.stumble_at: int | None = None
+        self.connections: list[ParseConnection] = []
+
+    def open(self, request: dict[str, object], prompt_ids: list[int]) -> Echo:
+        if self.stumble_at == -1:
+            raise ValueError("no such request")
+        return Echo(self.stumble_at)
+
+    def connect(self) -> ParseConnection:
+        self.connections.append(ParseConnection(self))
+        return self.connections[-1]
+
+    def cut(self) -> None:
+        for connection in self.connections:
+            connection._transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def echoing_bed(folder: Path) -> AsyncIterator[tuple[Bed, Parsers]]:
+    parsers = Parsers()
+    server = await asyncio.get_running_loop().create_unix_server(parsers.connect, str(folder / "parser.sock"))
+    async with server, running_bed(run_dir=str(folder), parsers={"tool_call_parser": "x"}) as bed:
+        yield bed, parsers
+        parsers.cut()
+
+
+async def ask(bed: Bed, *, stream: bool = True) -> tuple[int, list[Any]]:
+    """The status and the events, or the one body."""
+    messages = [{"role": "user", "content": "hi"}]
+    answer = await bed.post(
+        "/v1/chat/completions", messages=messages, tools=TOOLS, max_tokens=40, stream=stream
+    )
+    if not stream or answer.status != 200:
+        return answer.status, [await answer.json()]
+    lines = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
+    return 200, [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def test_pieces_come_back_in_order(tmp_path: Path) -> None:
+    async with echoing_bed(tmp_path) as (bed, _):
+        status, events = await ask(bed)
+        assert (status, events[-1]) == (200, "[DONE]")
+        text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1])
+        assert text == bed.reference("hi", 40)
+        assert (await ask(bed, stream=False))[1][0]["choices"][0]["message"]["content"] == text
+
+
+async def test_what_cannot_be_parsed_ends_in_an_error_and_frees_the_engines(tmp_path: Path) -> None:
+    async with echoing_bed(tmp_path) as (bed, parsers):
+        for parsers.stumble_at in (-1, 0, 5):
+            _, events = await ask(bed)
+            assert "cannot be parsed: ValueError" in events[-1]["error"]["message"]
+            await bed.until_free()
+        status, events = await ask(bed, stream=False)
+        assert status == 200  # its text is parsed in one piece
+        parsers.stumble_at = -1
+        assert (await ask(bed, stream=False))[0] == 500
+
+
+async def test_a_lost_process_ends_its_answers_and_serves_the_next_ones(tmp_path: Path) -> None:
+    async with echoing_bed(tmp_path) as (bed, parsers):
+        bed.md0.itl_s = bed.rld0.itl_s = 0.02
+        running = asyncio.create_task(ask(bed))
+        await bed.until(lambda: bed.md0.tokens_streamed + bed.rld0.tokens_streamed > 3)
+        parsers.cut()
+        _, events = await running
+        assert "the parsers were lost" in events[-1]["error"]["message"]
+        await bed.until_free()
+        assert (await ask(bed))[1][-1] == "[DONE]"
