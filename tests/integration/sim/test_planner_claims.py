@@ -6,7 +6,7 @@ import pytest
 
 from pdd.sim.claims import Claim
 from pdd.sim.claims_fleet import planner_claims
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 
 PAPER = load_scenario(Path(__file__).parents[3] / "examples" / "scenarios" / "paper.toml")
 MISSES = {

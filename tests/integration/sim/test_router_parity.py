@@ -18,7 +18,7 @@ from pdd.sim.kernel import Kernel
 from pdd.sim.line import Line
 from pdd.sim.main_site import MainSite
 from pdd.sim.relay_site import RelaySite
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 from pdd.sim.workload.stream import Workload, build_paths
 
 PAPER = build_parts(

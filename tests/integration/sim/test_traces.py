@@ -8,7 +8,7 @@ import pytest
 from pdd.sim.cache import PrefixCache
 from pdd.sim.claims_traces import VARIANTS, changed, drc_sizes, on_trace
 from pdd.sim.fleet import build_parts
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 from pdd.sim.simulate import load_workload, run_parts
 from pdd.sim.workload.agent import load_agent_trace
 from pdd.sim.workload.stream import build_paths
