@@ -19,8 +19,8 @@ MISSES = {
 
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Claim]:
-    found = order_claims(PAPER, rate_per_s=RATE_RPS, requests=8_000)
-    found += collapse_claims(PAPER, rate_per_s=RATE_RPS, requests=12_000)
+    found = order_claims(PAPER, rate_per_s=RATE_RPS, requests=4_000)
+    found += collapse_claims(PAPER, rate_per_s=RATE_RPS, requests=6_000)
     return {claim.id: claim for claim in found}
 
 

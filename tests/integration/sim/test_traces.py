@@ -55,4 +55,6 @@ def test_the_default_wan_order_pays_on_a_full_line() -> None:
     ordered = changed(scenario, VARIANTS["WAN order: shortest, unmasked first"])
     better = run_parts(build_parts(ordered), workload=work, paths=paths)
     assert better["bcr"] > plain["bcr"] * 1.1
-    assert better["second_token_s"]["p99"] < plain["second_token_s"]["p99"]
+    assert better["second_token_s"]["p50"] < plain["second_token_s"]["p50"] * 0.6
+    # The longest pay for it, but not much: waiting ages them.
+    assert better["second_token_s"]["p99"] < plain["second_token_s"]["p99"] * 1.1
