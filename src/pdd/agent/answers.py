@@ -30,19 +30,19 @@ class Answers:
         """Whether the chunk may be sent without asking."""
         return key not in self._held and is_worth_sending(self._lacking_ratio[position], self._params)
 
-    def learn(self, key: bytes, position: Position | None, *, is_lacking: bool) -> None:
-        """The peer has answered for the chunk; what stood in front of it may be unknown."""
-        is_known = key in self._held
-        if is_lacking:
-            self._held.pop(key, None)
-        else:
-            self.remember(key)
+    def learn(self, key: bytes, position: Position | None, *, is_lacking: bool, was_unasked: bool) -> None:
+        """The peer has answered for the chunk, which it has now or gets; what is in front may be unknown."""
+        is_known = key in self._held and not was_unasked
+        self.remember(key)
         if position is not None and not is_known:
             ratio = self._lacking_ratio[position]
             self._lacking_ratio[position] = ratio + _WEIGHT * (is_lacking - ratio)
 
     def remember(self, key: bytes) -> None:
-        """The peer has the chunk."""
+        """The peer has the chunk, or it is on its way there: another transfer need not send it too.
+
+        If it does not arrive after all, that costs the next transfer a question.
+        """
         self._held[key] = None
         self._held.move_to_end(key)
         while len(self._held) > _MAX_KEYS:

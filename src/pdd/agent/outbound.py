@@ -374,6 +374,7 @@ class Outbound:
             if position is None or not answers.is_surely_lacking(keys[index], position):
                 break
             chosen.append(index)
+            answers.remember(keys[index])
             position = Position.AFTER_LACKING
         if chosen:
             self._step(leg, tx.SendUnasked(indices=tuple(chosen)))
@@ -384,7 +385,8 @@ class Outbound:
             return
         for index in answered:
             is_lacking = leg.machine.peer_lacks(index) is True
-            leg.link.answers.learn(leg.machine.keys[index], _position(leg, index), is_lacking=is_lacking)
+            key, position = leg.machine.keys[index], _position(leg, index)
+            leg.link.answers.learn(key, position, is_lacking=is_lacking, was_unasked=index in unasked)
             if index in unasked:
                 leg.link.answers.count(self._store.chunk_bytes, is_lacking=is_lacking)
 

@@ -94,3 +94,15 @@ def test_cancelled_at_once_nothing_is_left(fleet: Fleet) -> None:
     far.p.wait_event("landed", transfer="clean")
     far.main.check_load(range(3))
     assert far.link.attempts == {"up": 1}
+
+
+def test_prompts_that_share_a_prefix_send_it_once(fleet: Fleet) -> None:
+    far = LongLine(fleet)
+    far.line.hold_answers()
+    for i in range(4):
+        far.prefill.push(f"t{i}", ["md0"], ["shared", f"own-{i}"])
+    wait_for(lambda: key_of("shared") in far.main.mirror, "the first of them")
+    far.line.let_go()
+    landed = [far.p.wait_event("landed", transfer=f"t{i}") for i in range(4)]
+    assert sum(event["payload_bytes"] for event in landed) == 5 * CHUNK
+    assert far.answers[1] == 0
