@@ -33,7 +33,6 @@ from pdd.core.errors import (
 from pdd.core.fingerprint import Fingerprint
 from pdd.policy.unasked import UnaskedParams, UnaskedSnapshot, decide_unasked
 from pdd.transport.base import Buffer, Stream, Transport
-from pdd.transport.tcp import num_streams_for_long_line
 from pdd.wire import sender as tx
 from pdd.wire.codec import BF16_SPLIT, Bf16Codec
 from pdd.wire.decoder import ControlReceived, FrameDecoder
@@ -56,8 +55,6 @@ _LINK_EVENT_PERIOD_S: Final = 0.5
 _SILENT_S: Final = 3.0
 """A peer with open transfers that says nothing for so long is reported; pings ask it every second."""
 _UNASKED: Final = UnaskedParams()
-_NEAR_STREAMS: Final = 4
-"""Within a site streams are for the processors, not for the line."""
 _BREAKER_FAILURES: Final = 3
 """Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
 
@@ -108,8 +105,7 @@ class PeerLink:
         self.trip = RoundTrip()
         self.loss = LossMeter()
         self.answers = Answers(_UNASKED)
-        self._num_streams = settings.streams or (num_streams_for_long_line() if is_wan else _NEAR_STREAMS)
-        self.coder = LinkCoder(settings.codec, num_threads=self._num_streams)
+        self.coder = LinkCoder(settings.codec, num_threads=settings.streams)
         self.num_sent_bytes = 0
         self._address = address
         self._settings = settings
@@ -291,7 +287,7 @@ class PeerLink:
             stream.close()
             raise
         session = OutSession(identity, stream, name=self.peer, accepted=accepted)
-        for index in range(1, self._num_streams + 1):
+        for index in range(1, settings.streams + 1):
             threading.Thread(
                 target=self._run_data,
                 args=(session, index),
@@ -361,13 +357,13 @@ class PeerLink:
             stream = self._dial_data(session, index)
         except (TransportError, ProtocolError) as error:
             _log.warning("data stream %d to %s: %s", index, self.peer, error)
-            if session.data_stream_failed(self._num_streams):
+            if session.data_stream_failed(self._settings.streams):
                 session.close(f"no data stream to {self.peer}: {error}")
             return
         try:
             settings = self._settings
             codec = Bf16Codec() if session.accepted.codec == BF16_SPLIT else None
-            while pieces := session.queue.take(settings.piece_bytes, num_takers=self._num_streams):
+            while pieces := session.queue.take(settings.piece_bytes, num_takers=settings.streams):
                 self._send_pieces(session, stream, pieces, codec)
         except TransportError as error:
             session.close(str(error))
@@ -378,7 +374,7 @@ class PeerLink:
         session.add_stream(stream)
         introduce(stream, session.identity, expected=self.peer, stream_index=index, timeout_s=timeout_s)
         if self._settings.max_rate_bytes_per_s is not None:
-            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._num_streams)
+            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._settings.streams)
         return stream
 
     def _send_pieces(

@@ -137,8 +137,8 @@ class EngineConfig(Section):
 class AgentConfig(Section):
     """What all agents share."""
 
-    streams: Annotated[int, Field(ge=0, le=64)] = 0
-    """Data connections per peer; 0: four, but two to another site where TCP has BBR, which fill its line."""
+    streams: Annotated[int, Field(ge=1, le=64)] = 4
+    """Data connections per peer. One TCP flow does not fill a long line; 4-16 do."""
     piece_bytes: Size = 1 * 2**20
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
     unasked_bytes: SizeOrZero = 4 * 2**20

@@ -5,7 +5,7 @@ from tests.kit.transport_conformance import TransportConformance, in_thread
 
 from pdd.core.errors import ConnectError
 from pdd.transport.base import Transport
-from pdd.transport.tcp import TcpTransport, join_address, num_streams_for_long_line, split_address
+from pdd.transport.tcp import TcpTransport, join_address, split_address
 
 
 def has_ipv6() -> bool:
@@ -91,13 +91,3 @@ def test_segments_are_counted() -> None:
     assert near.segments() is None
     far.close()
     listener.close()
-
-
-def test_streams_are_as_many_as_the_congestion_control_needs() -> None:
-    with socket.socket() as sock:
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        except OSError:
-            assert num_streams_for_long_line() == 4
-        else:
-            assert num_streams_for_long_line() == 2
