@@ -47,14 +47,18 @@ class RouterClient:
         *,
         max_tokens: int,
         on_token: Callable[[int], None] | None = None,
+        into: Answer | None = None,
         **sampling: Any,
     ) -> Answer:
-        """The answer to a greedy completion; ``on_token`` is told the number of tokens so far."""
+        """The answer to a greedy completion; ``on_token`` is told the number of tokens so far.
+
+        What came of an answer that does not end is in ``into``.
+        """
         body = {
             "model": "pdd", "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
             "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True, **sampling,
         }  # fmt: skip
-        answer = Answer()
+        answer = Answer() if into is None else into
         async with self._session.post(f"{self.url}/v1/completions", json=body) as response:
             if response.status != 200:
                 raise EngineError(response.status, await response.text())
@@ -116,6 +120,10 @@ class Line:
     async def resume(self) -> None:
         """KV flows again."""
         await self._post("/resume", {"forward": self._kv_forward})
+
+    async def cut(self, forward: str) -> None:
+        """Every connection over one forward ends now; new ones are taken."""
+        await self._post("/cut", {"forward": forward})
 
     async def set(self, **changes: str) -> None:
         """Change ``rate`` or ``delay``."""

@@ -9,7 +9,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,15 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def fleet_values(model_dir: Path, run_dir: Path, *, dtype: str = "float32") -> dict[str, Any]:
-    """The configuration as it would stand in ``pdd.toml``."""
-    ports = iter(free_ports(14))
+def fleet_values(
+    model_dir: Path, run_dir: Path, *, dtype: str = "float32", all_through_line: bool = False
+) -> dict[str, Any]:
+    """The configuration as it would stand in ``pdd.toml``.
+
+    With ``all_through_line`` the router reaches every engine and every agent over the line, so that any of
+    its connections can be cut.
+    """
+    ports = iter(free_ports(20))
 
     def engine(engine_id: str, role: str, site: str, **more: Any) -> dict[str, Any]:
         return {
@@ -58,26 +64,32 @@ def fleet_values(model_dir: Path, run_dir: Path, *, dtype: str = "float32") -> d
             "store_bytes": "256MiB", "primary_bytes": "64MiB", "max_num_seqs": 8, **more,
         }  # fmt: skip
 
-    main = engine("md0", "main", "b")
-    kv_listen, api_listen, control = (f"127.0.0.1:{next(ports)}" for _ in range(3))
-    main |= {"advertise": kv_listen, "url": f"http://{api_listen}"}
+    engines = [
+        engine("p0", "prefill", "a"),
+        engine("rld0", "relay", "a", primary_bytes=RELAY_PRIMARY_BYTES),
+        engine("md0", "main", "b"),
+    ]
+    forwards: list[dict[str, str]] = []
+
+    def over_line(port: int) -> str:
+        listen = f"127.0.0.1:{next(ports)}"
+        forwards.append({"listen": listen, "target": f"127.0.0.1:{port}"})
+        return listen
+
+    main = engines[-1]
+    main["advertise"] = over_line(main["data_port"])
+    for far in engines if all_through_line else [main]:
+        far["url"] = f"http://{over_line(far['port'])}"
+        if all_through_line:
+            far["control_url"] = f"http://{over_line(far['control_port'])}"
+    control = f"127.0.0.1:{next(ports)}"
     return {
         "run_dir": str(run_dir),
         "model": {"path": str(model_dir), "name": "pdd", "dtype": dtype, "max_model_len": MAX_MODEL_LEN},
         "kv": {"block_size_tokens": 32, "blocks_per_chunk": CHUNK_TOKENS // 32},
         "router": {"port": next(ports)},
-        "engines": [
-            engine("p0", "prefill", "a"),
-            engine("rld0", "relay", "a", primary_bytes=RELAY_PRIMARY_BYTES),
-            main,
-        ],
-        "links": [{
-            "rate": "1gbit", "delay": "15ms", "control": control,
-            "forwards": [
-                {"listen": kv_listen, "target": f"127.0.0.1:{main['data_port']}"},
-                {"listen": api_listen, "target": f"127.0.0.1:{main['port']}"},
-            ],
-        }],
+        "engines": engines,
+        "links": [{"rate": "1gbit", "delay": "15ms", "control": control, "forwards": forwards}],
     }  # fmt: skip
 
 
@@ -160,6 +172,11 @@ class Fleet:
         group = self.children[f"engine-{engine_id}"].pid
         signal_all(without_trackers(living_members({group: start_ticks(group)})), signal.SIGKILL)
 
+    def kill_agent(self, engine_id: str) -> None:
+        """kill -9 of the agent beside an engine."""
+        group = self.children[f"agent-{engine_id}"].pid
+        signal_all(living_members({group: start_ticks(group)}), signal.SIGKILL)
+
     async def wait_engine_restarted(self, engine_id: str) -> None:
         """Return once the supervisor has an engine of that id up again, connected to its agent."""
 
@@ -175,7 +192,7 @@ class Fleet:
             lambda: self._is_healthy(engine_id), what=f"{engine_id} being healthy", timeout_s=240
         )
         await wait_until(
-            lambda: self._is_used_by_every_router(engine_id), what="the routers counting it in", timeout_s=60
+            lambda: self.is_used_by_every_router(engine_id), what="the routers counting it in", timeout_s=60
         )
 
     async def _is_healthy(self, engine_id: str) -> bool:
@@ -193,7 +210,7 @@ class Fleet:
         finally:
             signal_all(others, signal.SIGCONT)
 
-    async def _is_used_by_every_router(self, engine_id: str) -> bool:
+    async def is_used_by_every_router(self, engine_id: str) -> bool:
         """Whether every router counts the engine in; ``/ready`` alone does not say so."""
         for router in self.routers.values():
             async with self.session.get(f"{router.url}/metrics") as response:
@@ -223,13 +240,20 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def running_fleet(model_dir: Path, run_dir: Path, *, dtype: str = "float32") -> AsyncIterator[Fleet]:
+async def running_fleet(
+    model_dir: Path,
+    run_dir: Path,
+    *,
+    dtype: str = "float32",
+    routers: Mapping[str, Mapping[str, str]] = ROUTERS,
+    all_through_line: bool = False,
+) -> AsyncIterator[Fleet]:
     """A fleet that answers; all of it has ended when the block does."""
-    values = fleet_values(model_dir, run_dir, dtype=dtype)
+    values = fleet_values(model_dir, run_dir, dtype=dtype, all_through_line=all_through_line)
     config = parse_config(values, source="tests/e2e/fleet.py", environ={})
     config_path = run_dir / "pdd.toml"
-    config_path.write_text(_toml(values), encoding="utf-8")
-    reference_port, *router_ports = free_ports(1 + len(ROUTERS))
+    config_path.write_text(config_toml(values), encoding="utf-8")
+    reference_port, *router_ports = free_ports(1 + len(routers))
     reference_url = f"http://127.0.0.1:{reference_port}"
     (link,) = config.links
     timeout = aiohttp.ClientTimeout(total=300)
@@ -243,26 +267,35 @@ async def running_fleet(model_dir: Path, run_dir: Path, *, dtype: str = "float32
             line=Line(session, f"http://{link.control}", link.forwards[0].listen),
             eos_token=_eos_token(model_dir),
         )  # fmt: skip
-        await _start(fleet, config_path, reference_port, router_ports)
+        await _start(
+            fleet, config_path, reference_port, dict(zip(router_ports, routers.items(), strict=True))
+        )
         try:
             yield fleet
         finally:
             for task in fleet.keepers:
                 task.cancel()
+            await asyncio.gather(*fleet.keepers, return_exceptions=True)
 
 
-async def _start(fleet: Fleet, config_path: Path, reference_port: int, router_ports: list[int]) -> None:
+async def _start(
+    fleet: Fleet,
+    config_path: Path,
+    reference_port: int,
+    routers: Mapping[int, tuple[str, Mapping[str, str]]],
+) -> None:
     config, supervisor = fleet.config, fleet.supervisor
     light = [link_program(config, config_path=config_path)]
     light += [agent_program(config, engine, config_path=config_path) for engine in config.engines]
     for program in light:
         fleet.children[program.name] = await supervisor.start(program)
+        fleet.keepers.append(asyncio.create_task(_keep(fleet, program.name)))
     engines = [engine_program(config, engine) for engine in config.engines]
     engines.append(reference_program(config, port=reference_port))
     for program, child in zip(engines, await asyncio.gather(*map(supervisor.start, engines)), strict=True):
         fleet.children[program.name] = child
         fleet.keepers.append(asyncio.create_task(_keep(fleet, program.name)))
-    for (mode, environment), port in zip(ROUTERS.items(), router_ports, strict=True):
+    for port, (mode, environment) in routers.items():
         program = router_program(
             config.model_copy(update={"router": config.router.model_copy(update={"port": port})}),
             config_path=config_path,
@@ -294,7 +327,7 @@ def _eos_token(model_dir: Path) -> int:
     return int(eos[0] if isinstance(eos, list) else eos)
 
 
-def _toml(values: dict[str, Any]) -> str:
+def config_toml(values: dict[str, Any]) -> str:
     """The values as TOML; tables within arrays are written inline, which TOML allows and json nearly is."""
 
     def inline(value: Any) -> str:

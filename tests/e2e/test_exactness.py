@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 MODES = ("one-shot", "catch-up")
 LENGTHS = (
     1, 2, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS - 1, 2 * CHUNK_TOKENS,
-    2 * CHUNK_TOKENS + 1, 300, 511, 512, 513, 1000, 1500, 2048, 3000,
+    2 * CHUNK_TOKENS + 1, 3 * CHUNK_TOKENS, 300, 511, 512, 513, 750, 1000, 1500, 2048, 2500, 3000,
 )  # fmt: skip
 MISSING_OVERHEAD_RATIO = 1.02
 HANDOFFS: Counter[str] = Counter()
@@ -31,14 +31,20 @@ def count(answer: Answer) -> bool:
 
 async def check(
     answer: Answer, prompt: list[int], reference: PlainEngine, *, max_tokens: int, **sampling: object
-) -> None:
-    """The answer is the plain engine's, and its record keeps the promises every handoff makes."""
+) -> bool:
+    """The answer is the plain engine's, and its record keeps the promises every handoff makes.
+
+    Returns:
+        Whether MD took the answer over.
+    """
     assert answer.tokens == await reference.complete(prompt, max_tokens=max_tokens, **sampling)
     record = answer.record
     assert record["output_tokens"] == len(answer.tokens) == answer.usage["completion_tokens"]
     assert record["prompt_tokens"] == len(prompt) == answer.usage["prompt_tokens"]
-    if count(answer):
+    took_over = count(answer)
+    if took_over:
         assert record["md_recomputed_tokens"] <= CHUNK_TOKENS + record["eager_tokens"], record
+    return took_over
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -46,12 +52,13 @@ async def check(
 async def test_cold_prompts_of_every_length_around_a_chunk(fleet: Fleet, mode: str, num_tokens: int) -> None:
     prompt = random_prompt(num_tokens, seed=MODES.index(mode))
     before = await fleet.stored_chunks("md0")
-    answer = await fleet.router(mode).complete(prompt, max_tokens=40)
-    await check(answer, prompt, fleet.reference, max_tokens=40)
+    answer = await fleet.router(mode).complete(prompt, max_tokens=64)
+    took_over = await check(answer, prompt, fleet.reference, max_tokens=64)
     chunks = num_tokens // CHUNK_TOKENS
     assert answer.record["wan_bytes"] <= chunks * fleet.chunk_bytes * MISSING_OVERHEAD_RATIO + 2048
-    assert answer.record["wan_bytes"] >= chunks * fleet.chunk_bytes
-    assert await fleet.stored_chunks("md0") >= before + chunks
+    if took_over:  # on a busy machine RLD may say its last word first, and that ends the transfer
+        assert answer.record["wan_bytes"] >= chunks * fleet.chunk_bytes
+        assert await fleet.stored_chunks("md0") >= before + chunks
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -9,6 +9,7 @@ The property itself, ``check``, needs nothing, and Hypothesis uses it too.
 import sys
 
 from pdd.core.errors import RemoteProtocolError
+from pdd.wire.codec import BF16_SPLIT
 from pdd.wire.decoder import DataHeader, Event, FrameDecoder
 from pdd.wire.frames import MAX_HELLO_BYTES
 
@@ -30,7 +31,7 @@ def _pull(stream: bytes, step: int, *, is_known: bool) -> tuple[list[Event], str
     """The events of the bytes as they come in steps, and what the parser said against them at last."""
     decoder = FrameDecoder(max_piece_bytes=2**20, max_control_bytes=MAX_HELLO_BYTES)
     if is_known:
-        decoder.accept_peer()
+        decoder.accept_peer(codec=BF16_SPLIT)
     events: list[Event] = []
     rest = memoryview(stream)
     try:

@@ -145,19 +145,22 @@ def wait_for(is_true: Callable[[], T | None], what: str = "the condition", *, ti
 class AgentProcess:
     """``run_agent`` in a process of its own."""
 
-    def __init__(self, config: PddConfig, engine_id: str, *, log: Path | None = None) -> None:
+    def __init__(
+        self, config: PddConfig, engine_id: str, *, log: Path | None = None, path: Path | None = None
+    ) -> None:
         self.config = config
         self.engine_id = engine_id
         code = (
-            "import sys, logging; from pdd.agent.main import run_agent;"
+            "import sys, logging; from pathlib import Path; from pdd.agent.main import run_agent;"
             "from pdd.config.schema import PddConfig;"
             "logging.basicConfig(level=logging.INFO);"
-            "sys.exit(run_agent(PddConfig.model_validate_json(sys.argv[1]), sys.argv[2]))"
+            "path = Path(sys.argv[3]) if sys.argv[3:] else None;"
+            "sys.exit(run_agent(PddConfig.model_validate_json(sys.argv[1]), sys.argv[2], path=path))"
         )
         self._log_path = log
         self._log = open(log or os.devnull, "ab")  # noqa: SIM115  # closed by stop
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, config.model_dump_json(), engine_id],
+            [sys.executable, "-c", code, config.model_dump_json(), engine_id, *([str(path)] if path else [])],
             stdout=self._log,
             stderr=self._log,
             env={**os.environ, "PYTHONPATH": "src"},

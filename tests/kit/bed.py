@@ -1,6 +1,7 @@
 """A whole PDD of fakes around one real router, all in the test's event loop over loopback."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from tests.kit.fake_control import FakeAgent
+from tests.kit.fake_events import FakePublisher
 from tests.kit.fake_model import FakeModel
 from tests.kit.fake_vllm import FakeEngine
 
-from pdd.config.load import parse_config
+from pdd.config.load import agent_socket, kv_event_addresses, parse_config
 from pdd.config.schema import PddConfig
 from pdd.router.app import RouterApp
 
@@ -31,6 +33,7 @@ class Bed:
         self.router: RouterApp
         self.client: aiohttp.ClientSession
         self.url = ""
+        self.run_dir = ""
 
     def __getattr__(self, name: str) -> FakeEngine:
         """``bed.p0`` is the engine of that id."""
@@ -116,9 +119,18 @@ def bed_config(
             }
             for engine_id, (role, site) in roles.items()
         ],
+        "run_dir": bed.run_dir,
         **overrides,
     }
     return parse_config(values, source="test", environ={})
+
+
+def start_publisher(config: PddConfig, engine_id: str) -> FakePublisher:
+    """A publisher of KV events where a router with this configuration follows them."""
+    addresses = kv_event_addresses(config.engine(engine_id), agent_socket=agent_socket(config, engine_id))
+    publisher = FakePublisher(addresses)
+    publisher.start()
+    return publisher
 
 
 @asynccontextmanager
@@ -130,9 +142,10 @@ async def running_bed(
     api_key: str | None = None,
     vllm_args: Sequence[str] = (),
     parsers: Mapping[str, str] | None = None,
+    kv_events: bool = False,
     **overrides: Any,
 ) -> AsyncIterator[Bed]:
-    """A bed; ``overrides`` are sections of the configuration."""
+    """A bed; ``overrides`` are sections of the configuration. With ``kv_events`` the engines publish them."""
     roles = roles or ROLES
     model = model or FakeModel()
     engines = {e: FakeEngine(e, model=model, chunk_tokens=CHUNK_TOKENS) for e in roles}
@@ -144,7 +157,11 @@ async def running_bed(
         agent.agents = agents
     for fake in (*engines.values(), *agents.values()):
         await fake.start()
+    folder = tempfile.TemporaryDirectory(prefix="pdd-bed-")
+    bed.run_dir = folder.name
     config = bed_config(bed, roles, overrides, vllm_args=vllm_args, parsers=parsers)
+    for engine in engines.values() if kv_events else ():
+        engine.events = start_publisher(config, engine.id)
     bed.router = RouterApp(config, tokenizer=model.tokenizer)
     runner = web.AppRunner(bed.router.app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
@@ -162,3 +179,7 @@ async def running_bed(
             await runner.cleanup()
             for fake in (*engines.values(), *agents.values()):
                 await fake.stop()
+            for engine in engines.values():
+                if engine.events is not None:
+                    await engine.events.stop()
+            folder.cleanup()

@@ -48,6 +48,7 @@ class FakeAgent:
         self.cut: set[str] = set()
         self.lines: dict[str, FakeLine] = {}
         self.lease_s = 60.0
+        self.slots = 100_000
         self.is_dead = False
         self.boot = uuid.uuid4().hex
         self.transfers: dict[str, Transfer] = {}
@@ -227,6 +228,7 @@ class FakeAgent:
                 "engine_connected": True,
                 "chunk_tokens": self.engine.chunk_tokens,
                 "chunk_bytes": CHUNK_BYTES,
+                "store": {"slots": self.slots, "used": len(self.engine.cached_chunks), "leased": 0},
                 "peers": peers,
             }
         )
@@ -265,11 +267,11 @@ class FakeAgent:
 
     async def _resume(self, request: web.Request) -> web.Response:
         transfer = self.transfers.get(request.match_info["id"])
-        peers = (await request.json())["peers"]
-        for peer in peers if transfer is not None else ():
-            if peer in transfer.held:
-                transfer.held[peer].set()
-        return web.json_response({"resumed": peers})
+        held = transfer.held if transfer is not None else {}
+        resumed = [peer for peer, gate in held.items() if not gate.is_set()]
+        for gate in held.values():
+            gate.set()
+        return web.json_response({"resumed": resumed})
 
     async def _release(self, request: web.Request) -> web.Response:
         transfer = request.match_info["id"]

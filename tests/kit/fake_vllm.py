@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
+from tests.kit.fake_events import CLEARED, FakePublisher, removed, stored
 from tests.kit.fake_model import FakeModel
+
+from pdd.core.block_hash import BlockHasher
 
 DEFAULT_MAX_MODEL_LEN = 4096
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,6 +62,8 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.chunk_tokens = chunk_tokens
         self.cached_chunks: set[int] = set()
+        self.events: FakePublisher | None = None
+        self.hasher = BlockHasher(algo="sha256_cbor", seed="0", block_tokens=chunk_tokens)
         self.on_transfer: Callable[[dict[str, Any], list[int]], None] | None = None
         self.prefill_s = 0.0
         self.itl_s = 0.002
@@ -66,12 +71,14 @@ class FakeEngine:
         self.reply_status: int | None = None
         self.api_key: str | None = None
         self.num_refused = 0
+        self.computed_tokens = 0
         self.kv_usage_ratio = 0.0
         self.kill_stream_after: int | None = None
         self.stall_stream_after: int | None = None
         self.garble_stream_after: int | None = None
         self.abort_stream_after: int | None = None
         self.drop_whole = 0
+        self.drop_renders = 0
         self.split_events = False
         self.tokens_streamed = 0
         self.running: set[str] = set()
@@ -144,6 +151,9 @@ class FakeEngine:
 
     async def _render_chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.drop_renders:
+            self.drop_renders -= 1
+            _cut(request)
         for message in body["messages"]:
             message["content"] = _joined(message.get("content"))
             if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
@@ -227,12 +237,13 @@ class FakeEngine:
         if self.drop_whole:
             self.drop_whole -= 1
             _cut(request)
+        self.computed_tokens += len(body["token_ids"]) - cached
         await asyncio.sleep(self.prefill_s)
         tokens, finish = self._tokens(body, [])
         while finish is None:
             more, finish = self._tokens(body, tokens)
             tokens += more
-        self._remember(body["token_ids"])
+        await self._remember(body["token_ids"], body.get("cache_salt"))
         choice = {"index": 0, "finish_reason": finish, "stop_reason": None, "token_ids": tokens}
         choice["logprobs"] = self._logprobs(body, tokens)
         usage = self._usage(body, len(tokens), cached)
@@ -260,7 +271,7 @@ class FakeEngine:
             choice["logprobs"] = self._logprobs(body, new)
             await self._send(response, {"request_id": request_id, "choices": [choice], "usage": None})
             await asyncio.sleep(self.itl_s)
-        self._remember(body["token_ids"] + tokens)
+        await self._remember(body["token_ids"] + tokens, body.get("cache_salt"))
         if (body.get("stream_options") or {}).get("include_usage"):
             await self._send(response, {"choices": [], "usage": self._usage(body, len(tokens), cached)})
         await response.write(b"data: [DONE]\n\n")
@@ -326,10 +337,25 @@ class FakeEngine:
 
     def receive(self, tokens: list[int]) -> None:
         """KV of the tokens has landed."""
-        self._remember(tokens)
-
-    def _remember(self, tokens: list[int]) -> None:
         self.cached_chunks.update(self._chunks(tokens))
+
+    async def evict(self, tokens: list[int], *, first: int = 0) -> None:
+        """The chunks of the tokens from one on have left device and store."""
+        self.cached_chunks.difference_update(self._chunks(tokens)[first:])
+        if self.events is not None:
+            await self.events.publish(removed(tokens, self.hasher, first=first))
+
+    async def reset(self) -> None:
+        """The device cache is empty, and so is the store."""
+        self.cached_chunks.clear()
+        if self.events is not None:
+            await self.events.publish(CLEARED)
+
+    async def _remember(self, tokens: list[int], salt: str | None) -> None:
+        self.cached_chunks.update(self._chunks(tokens))
+        if self.events is not None and len(tokens) >= self.chunk_tokens:
+            device = stored(tokens, self.hasher, salt=salt)
+            await self.events.publish(device, {**device, "medium": "CPU"})
 
     def _usage(self, body: dict[str, Any], num_tokens: int, cached: int) -> dict[str, Any]:
         prompt = len(body["token_ids"])

@@ -26,6 +26,8 @@ class Meddler:
         self._lost_below = 0
         self._open = threading.Event()
         self._open.set()
+        self._answers_open = threading.Event()
+        self._answers_open.set()
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -35,8 +37,13 @@ class Meddler:
         """Bytes arrive, and nothing is passed on."""
         self._open.clear()
 
+    def hold_answers(self) -> None:
+        """As ``hold``, but only for what comes back."""
+        self._answers_open.clear()
+
     def let_go(self) -> None:
         self._open.set()
+        self._answers_open.set()
 
     def forget_connections(self) -> None:
         """What connections of now send is lost from now on, without a word; new ones work."""
@@ -99,6 +106,8 @@ class Meddler:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._open.wait()
+                if direction == "back":
+                    self._answers_open.wait()
                 if index < self._lost_below:
                     continue
                 if direction == "forward":

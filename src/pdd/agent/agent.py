@@ -9,6 +9,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import Any, Final
 
+from pdd.agent.coder import offered_codecs
 from pdd.agent.connection import check_name, greeting_decoder, read_control_frame
 from pdd.agent.engine_link import EngineConnection, EngineServer
 from pdd.agent.events import EventLog
@@ -20,6 +21,7 @@ from pdd.config.schema import PddConfig
 from pdd.core.errors import ConnectionLostError, PddError, RemoteProtocolError, UntrustedPeerError
 from pdd.core.fingerprint import differing_fields
 from pdd.transport.base import Stream, Transport
+from pdd.transport.choice import choose_transport
 from pdd.transport.tcp import join_address
 from pdd.transport.unix import UnixListener
 from pdd.wire import local
@@ -97,6 +99,22 @@ class Agent:
         space = self.space
         if space is not None:
             space.tick(time.monotonic(), stall_timeout_s=self.config.agent.stall_timeout_s)
+
+    def apply(self, config: PddConfig) -> None:
+        """The peers of ``config`` are the peers from now on; everything else in it needs a restart.
+
+        Raises:
+            ConfigurationError: If it has a peer that needs TLS, and the files for that cannot be used.
+        """
+        own = self.config.engine(self.engine_id)
+        peers = tuple(engine for engine in config.engines if engine.id != self.engine_id)
+        changed = self.config.model_copy(update={"engines": (own, *peers)})
+        transport = choose_transport(changed, self.engine_id)
+        with self._lock:
+            self.config, self._transport = changed, transport
+            space = self.space
+            if space is not None:
+                space.set_peers(changed, transport)
 
     def state(self) -> dict[str, Any]:
         """The answer to ``GET /v1/state``."""
@@ -204,8 +222,12 @@ class Agent:
         if session is None:
             self._refuse(stream, hello, self._refused("unknown_session"))
             return
-        decoder.accept_peer()
-        accepted = HelloOk(version=WIRE_VERSION, peer=self.engine_id)
+        settings = self.config.agent
+        codec = next((name for name in hello.codecs if name in offered_codecs(settings.codec)), "")
+        decoder.accept_peer(codec=codec)
+        accepted = HelloOk(
+            version=WIRE_VERSION, peer=self.engine_id, unasked_bytes=settings.unasked_bytes, codec=codec
+        )
         if hello.stream == 0:
             session.outbox.put(accepted)
             session.serve_control(decoder)
@@ -227,6 +249,8 @@ class Agent:
         except UntrustedPeerError:
             names = ", ".join(sorted(stream.peer_names or ()))
             return self._refused("identity", f"peer: claims {hello.peer}, its certificate is for {names}")
+        if hello.expected not in ("", self.engine_id):
+            return self._refused("wrong_peer", f"peer: {hello.expected} is meant, this is {self.engine_id}")
         if hello.version != WIRE_VERSION:
             return self._refused("version", f"wire version: {hello.version} != {WIRE_VERSION}")
         if space is None:

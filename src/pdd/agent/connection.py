@@ -1,7 +1,7 @@
 """Reading frames off a stream, and the handshake that opens every connection between two agents."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pdd.core.errors import (
@@ -21,6 +21,8 @@ from pdd.wire.frames import (
     ControlFrame,
     Hello,
     HelloOk,
+    Ping,
+    Pong,
     Refused,
     encode_control,
 )
@@ -35,6 +37,7 @@ class Identity:
     peer: str
     session: str
     fingerprint: Fingerprint
+    codecs: Sequence[str] = ()
 
 
 def read_frames(stream: Stream, decoder: FrameDecoder, place: Place) -> Iterator[ControlReceived | DataEnd]:
@@ -55,10 +58,28 @@ def read_frames(stream: Stream, decoder: FrameDecoder, place: Place) -> Iterator
             target = place(event)
             decoder.place(target)
             if target is not None:
-                stream.recv_exactly(target)
-                event = decoder.advance(target.nbytes)
+                buffer = decoder.buffer()  # the target, or where its coded bytes go first
+                stream.recv_exactly(buffer)
+                event = decoder.advance(buffer.nbytes)
         if isinstance(event, ControlReceived | DataEnd):
             yield event
+
+
+class FrameCount:
+    """Control frames received in a session, compared with what pings say was sent."""
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def add(self, frame: ControlFrame) -> None:
+        """One more frame has arrived.
+
+        Raises:
+            RemoteProtocolError: If the peer has sent more or fewer before it.
+        """
+        if isinstance(frame, Ping | Pong) and frame.sent != self._num:
+            raise RemoteProtocolError(f"{frame.sent} control frames were sent, {self._num} arrived")
+        self._num = (self._num + 1) % 2**32
 
 
 def read_control_frame(stream: Stream, decoder: FrameDecoder, *, timeout_s: float) -> ControlFrame:
@@ -93,8 +114,8 @@ def greeting_decoder() -> FrameDecoder:
 
 def introduce(
     stream: Stream, identity: Identity, *, expected: str, stream_index: int, timeout_s: float
-) -> FrameDecoder:
-    """The peer is the expected one and has accepted the connection; the decoder goes on from there.
+) -> tuple[FrameDecoder, HelloOk]:
+    """The peer is the expected one and has accepted the connection; the decoder goes on after its answer.
 
     Raises:
         UntrustedPeerError: If another agent than the expected one answers.
@@ -110,6 +131,8 @@ def introduce(
         session=identity.session,
         stream=stream_index,
         fingerprint=dict(identity.fingerprint),
+        codecs=list(identity.codecs),
+        expected=expected,
     )
     stream.send([encode_control(hello)], timeout_s=timeout_s)
     decoder = greeting_decoder()
@@ -124,7 +147,7 @@ def introduce(
     if not isinstance(answer, HelloOk):
         raise RemoteProtocolError(f"{type(answer).__name__} instead of an answer to HELLO")
     decoder.accept_peer()
-    return decoder
+    return decoder, answer
 
 
 def probe(stream: Stream, *, timeout_s: float) -> str:

@@ -127,6 +127,7 @@ class EngineConnection:
                         transfer=message.transfer,
                         targets=message.targets,
                         prompt_tokens=message.prompt_tokens,
+                        num_chunks=message.num_chunks,
                         urgency=Urgency(
                             priority=message.priority, is_unmasked=message.unmasked, is_held=message.hold
                         ),

@@ -4,11 +4,12 @@ What happens to transfers, store and leases is the hub's (``inbound``); this rea
 """
 
 import logging
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pdd.agent.connection import read_frames
+from pdd.agent.connection import FrameCount, read_frames
 from pdd.agent.outbox import ControlOutbox
 from pdd.agent.store import Landing
 from pdd.core.errors import ProtocolError, RemoteProtocolError, TransportError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pdd.agent.inbound import InboundHub
 
 _log = logging.getLogger(__name__)
+_OFFER_WAIT_S: Final = 5.0
+"""How much later than DATA its OFFER may come; a lost packet costs a round trip or some 200 ms."""
 _MAX_OPEN_TRANSFERS: Final = 4096
 """Per session; a peer with more open transfers than this has lost count."""
 
@@ -46,6 +49,7 @@ class InboundSession:
         self.heard_s = time.monotonic()
         self.outbox = ControlOutbox(control, name=f"pdd-in-{peer}-out")
         self._hub = hub
+        self._offered = threading.Condition(hub.store.lock)
         self._control = control
         self._data_streams: list[Stream] = []
         self._is_closed = False
@@ -57,10 +61,12 @@ class InboundSession:
 
     def serve_control(self, decoder: FrameDecoder) -> None:
         """The control connection has ended, and with it the session."""
+        count = FrameCount()
         try:
             for event in read_frames(self._control, decoder, lambda _header: None):
                 if not isinstance(event, ControlReceived):
                     raise RemoteProtocolError("DATA on the control connection")
+                count.add(event.frame)
                 self.heard_s = time.monotonic()
                 with self._hub.store.lock:
                     self._on_frame(event.frame)
@@ -111,6 +117,7 @@ class InboundSession:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._offered.notify_all()
             self._hub.forget_session(self)
             for inbound in list(self.transfers.values()):
                 self._hub.step(inbound, rx.ConnectionLost())
@@ -148,6 +155,7 @@ class InboundSession:
             self._hub.place_keys(inbound, offer.first, offer.keys)
         else:
             self._hub.step(inbound, rx.Offered(first=offer.first, placements=()))
+        self._offered.notify_all()
 
     def _known(self, number: int) -> InboundTransfer:
         try:
@@ -158,9 +166,14 @@ class InboundSession:
     def _place(self, header: DataHeader, receiving: "_Receiving") -> memoryview | None:
         self.heard_s = time.monotonic()
         with self._hub.store.lock:
+            if header.is_unasked:
+                self._wait_for_offer(header)
             inbound = None if self._is_closed else self.transfers.get(header.number)
             if inbound is None or not inbound.machine.claim(
-                index=header.index, offset=header.offset, length=header.length
+                index=header.index,
+                offset=header.offset,
+                length=header.length,
+                is_unasked=header.is_unasked,
             ):
                 self._hub.counters.dropped_bytes += header.length
                 return None
@@ -168,6 +181,26 @@ class InboundSession:
             self._hub.store.begin_write(landing)
             receiving.inbound, receiving.landing = inbound, landing
         return landing.row.data[header.offset : header.offset + header.length]
+
+    def _wait_for_offer(self, header: DataHeader) -> None:
+        """The chunk was offered, or the session is closed; called under the store's lock.
+
+        OFFER left before the DATA, but on another connection. Until it is here, what is on this connection
+        waits in the sockets: it takes no memory, and nothing is ever dropped that the sender takes for sent.
+
+        Raises:
+            RemoteProtocolError: If it does not come. The session ends, and the next one offers all again.
+        """
+
+        def is_offered() -> bool:
+            inbound = self.transfers.get(header.number)
+            is_known = inbound is not None and (
+                not inbound.machine.is_active or header.index < inbound.machine.num_offered
+            )
+            return self._is_closed or is_known
+
+        if not self._offered.wait_for(is_offered, _OFFER_WAIT_S):
+            raise RemoteProtocolError(f"DATA of transfer {header.number}, which was not offered")
 
     def _on_data(self, event: DataEnd, receiving: "_Receiving") -> None:
         inbound, landing = receiving.take()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp import web
 from pdd.agent.advertise import check_advertised
 from pdd.agent.agent import Agent
 from pdd.agent.control import make_app
+from pdd.config.follow import follow_config
 from pdd.config.schema import PddConfig
 from pdd.core.errors import ConnectError, PddError
 from pdd.transport.choice import choose_transport
@@ -19,30 +21,33 @@ _TICK_S: Final = 1.0
 _SHUTDOWN_S: Final = 1.0
 
 
-def run_agent(config: PddConfig, engine_id: str) -> int:
+def run_agent(config: PddConfig, engine_id: str, *, path: Path | None = None) -> int:
     """The agent has served until SIGTERM or SIGINT; 0, or 1 if it could not start.
 
     Args:
         config: The whole fleet's configuration; peers are found in it.
         engine_id: The engine this agent stands beside.
+        path: The file it came from; peers that come, go or move in it do so in the agent.
     """
     try:
-        asyncio.run(_serve(config, engine_id))
+        asyncio.run(_serve(config, engine_id, path))
     except PddError as error:
         _log.error("agent of %s: %s", engine_id, error)
         return 1
     return 0
 
 
-async def _serve(config: PddConfig, engine_id: str) -> None:
-    stopped = asyncio.Event()
+async def _serve(config: PddConfig, engine_id: str, path: Path | None) -> None:
+    stopped, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     transport = choose_transport(config, engine_id)
     agent = Agent(config, engine_id, transport=transport)
     engine = config.engine(engine_id)
     runner = web.AppRunner(make_app(agent), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    follower: asyncio.Task[None] | None = None
     try:
         await runner.setup()
         try:
@@ -58,8 +63,12 @@ async def _serve(config: PddConfig, engine_id: str) -> None:
             engine.data_port,
             engine.control_port,
         )
+        if path is not None:
+            follower = asyncio.create_task(follow_config(path, agent.apply, wake=reload))
         await _tick_until(agent, stopped)
     finally:
+        if follower is not None:
+            follower.cancel()
         await asyncio.to_thread(agent.stop)
         await runner.cleanup()
 

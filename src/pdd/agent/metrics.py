@@ -56,6 +56,7 @@ def _link_metrics(space: Space) -> Iterator[Metric]:
         "pdd_agent_link_attempts", "Connection attempts by result", labels=["peer", "result"]
     )
     trip = GaugeMetricFamily("pdd_agent_link_rtt_seconds", "Round trip by ping", labels=["peer"])
+    loss = GaugeMetricFamily("pdd_agent_link_loss_ratio", "Part of segments sent again", labels=["peer"])
     for link in space.links.values():
         described = link.describe()
         for name in LINK_STATES:
@@ -68,7 +69,9 @@ def _link_metrics(space: Space) -> Iterator[Metric]:
             rate.add_metric([link.peer], described["rate_bytes_per_s"])
         if described["rtt_s"] is not None:
             trip.add_metric([link.peer], described["rtt_s"])
-    yield from (state, breaker, attempts, rate, queued, trip)
+        if described["loss_ratio"] is not None:
+            loss.add_metric([link.peer], described["loss_ratio"])
+    yield from (state, breaker, attempts, rate, queued, trip, loss)
 
 
 def _transfer_metrics(space: Space) -> Iterator[Metric]:
@@ -82,6 +85,17 @@ def _transfer_metrics(space: Space) -> Iterator[Metric]:
     for link in space.links.values():
         sent.add_metric([link.peer], link.num_sent_bytes)
     yield sent
+    unasked = CounterMetricFamily(
+        "pdd_agent_unasked_bytes", "KV sent before it was asked for, by the answer", labels=["peer", "answer"]
+    )
+    for link in space.links.values():
+        unasked.add_metric([link.peer, "lacking"], link.answers.num_lacking_bytes)
+        unasked.add_metric([link.peer, "held"], link.answers.num_held_bytes)
+    yield unasked
+    saved = CounterMetricFamily("pdd_agent_codec_saved_bytes", "Bytes saved by coding", labels=["peer"])
+    for link in space.links.values():
+        saved.add_metric([link.peer], link.coder.num_saved_bytes)
+    yield saved
     counters = space.inbound.counters
     yield _counter("pdd_agent_received_payload_bytes", "KV bytes received", counters.payload_bytes)
     yield _counter("pdd_agent_dropped_bytes", "Late KV bytes that were dropped", counters.dropped_bytes)

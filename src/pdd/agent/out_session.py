@@ -9,13 +9,15 @@ from pdd.agent.outbox import ControlOutbox
 from pdd.agent.send_queue import SendQueue
 from pdd.core.errors import ConnectionLostError
 from pdd.transport.base import Stream
+from pdd.wire.frames import HelloOk
 
 
 class OutSession:
     """The connections to a peer that belong together."""
 
-    def __init__(self, identity: Identity, control: Stream, *, name: str) -> None:
+    def __init__(self, identity: Identity, control: Stream, *, name: str, accepted: HelloOk) -> None:
         self.identity = identity
+        self.accepted = accepted
         self.control = control
         self.outbox = ControlOutbox(control, name=f"pdd-out-{name}")
         self.queue = SendQueue()
@@ -42,6 +44,12 @@ class OutSession:
                 return
         stream.close()
         raise ConnectionLostError("the session is closed")
+
+    def segments(self) -> tuple[int, int]:
+        """Data segments sent on all connections, and how many of them were sent again."""
+        with self._lock:
+            counts = [stream.segments() or (0, 0) for stream in self._streams]
+        return sum(sent for sent, _ in counts), sum(again for _, again in counts)
 
     def data_stream_failed(self, num_streams: int) -> bool:
         """Whether none of the data streams is left to be hoped for."""

@@ -8,13 +8,15 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from pdd.agent.answers import Answers
 from pdd.agent.events import EventLog
 from pdd.agent.send_queue import Piece, Urgency
 from pdd.agent.store import ChunkStore
+from pdd.policy.unasked import Position
 from pdd.wire import sender as tx
 from pdd.wire.frames import Cancel, ControlFrame, End, Offer, encode_control
 
@@ -29,6 +31,7 @@ class Link(Protocol):
 
     peer: str
     is_wan: bool
+    answers: Answers
 
     def attach(self, leg: "Leg") -> None:
         """The leg is carried by the link from now on."""
@@ -41,6 +44,12 @@ class Link(Protocol):
 
     def enqueue(self, leg: "Leg", pieces: Sequence[Piece]) -> None:
         """The pieces are queued behind what the order puts first."""
+
+    def num_unasked_chunks(self) -> int:
+        """How many chunks may go out now before the peer has said that it lacks them."""
+
+    def withdraw(self, leg: "Leg", indices: Sequence[int]) -> None:
+        """No piece of these chunks of the leg is queued."""
 
     def unqueue(self, leg: "Leg") -> None:
         """No piece of the leg is queued."""
@@ -71,6 +80,8 @@ class OutgoingTransfer:
     request: str
     rank: int
     num_expected: int
+    num_tokens: int
+    """Of the prompt that all chunks together hold."""
     begun_s: float
     urgency: Urgency
     keys: list[bytes] = field(default_factory=list)
@@ -120,9 +131,19 @@ class Outbound:
         """Legs ended, by outcome (``landed`` or the reason), for metrics."""
 
     def begin(
-        self, *, request: str, transfer: str, targets: Sequence[str], prompt_tokens: int, urgency: Urgency
+        self,
+        *,
+        request: str,
+        transfer: str,
+        targets: Sequence[str],
+        prompt_tokens: int,
+        urgency: Urgency,
+        num_chunks: int | None = None,
     ) -> None:
-        """Chunks of the request go to the targets from now on; if held, to other sites only after resume."""
+        """Chunks of the request go to the targets from now on; if held, to other sites only after resume.
+
+        ``num_chunks`` is how many there are, if not one for each ``chunk_tokens`` of the prompt.
+        """
         with self.lock:
             known = self._transfers.get(transfer)
             if known is not None and known.is_active:
@@ -133,7 +154,8 @@ class Outbound:
                 transfer=transfer,
                 request=request,
                 rank=self._num_begun,
-                num_expected=prompt_tokens // self._chunk_tokens,
+                num_expected=prompt_tokens // self._chunk_tokens if num_chunks is None else num_chunks,
+                num_tokens=prompt_tokens // self._chunk_tokens * self._chunk_tokens,
                 begun_s=time.monotonic(),
                 urgency=urgency,
             )
@@ -243,6 +265,14 @@ class Outbound:
         fields = {"transfer": leg.transfer.transfer, "peer": leg.peer, "detail": detail}
         self._events.emit("stalled", fields)
 
+    def drop_link(self, link: Link, *, detail: str) -> None:
+        """Every leg over the link, held ones too, has failed."""
+        with self.lock:
+            for outgoing in list(self._transfers.values()):
+                for leg in outgoing.legs.values():
+                    if leg.link is link and leg.machine.is_active:
+                        self._step(leg, tx.Stop(reason="peer_down", detail=detail))
+
     def stop_leg(self, leg: Leg, *, reason: str, detail: str) -> None:
         """The leg has failed, if it had not ended."""
         with self.lock:
@@ -257,7 +287,13 @@ class Outbound:
         with self.lock:
             leg.wan_bytes += num_bytes
             leg.progress_s = time.monotonic()
+            first_answered, unasked = leg.machine.num_answered, leg.machine.unasked
             self._step(leg, event)
+            if isinstance(event, tx.WantSeen) and leg.machine.is_active:
+                self._learn(leg, range(first_answered, leg.machine.num_answered), unasked)
+            if isinstance(event, tx.AckSeen) and leg.link is not None:
+                for index in event.indices:
+                    leg.link.answers.remember(leg.machine.keys[index])
             if isinstance(event, tx.AckSeen) and leg.progress_s - leg.reported_s >= _PROGRESS_PERIOD_S:
                 leg.reported_s = leg.progress_s
                 self._events.emit("progress", _progress(leg))
@@ -299,7 +335,10 @@ class Outbound:
         machine = tx.Sender(
             transfer=outgoing.transfer, chunk_bytes=self._store.chunk_bytes, piece_bytes=self._piece_bytes
         )
-        leg = Leg(transfer=outgoing, peer=peer, machine=machine, link=link, progress_s=time.monotonic())
+        now_s = time.monotonic()
+        leg = Leg(
+            transfer=outgoing, peer=peer, machine=machine, link=link, progress_s=now_s, reported_s=now_s
+        )
         outgoing.legs[peer] = leg
         cancelled = self._early_cancels.get(outgoing.transfer, frozenset())
         if cancelled is None or peer in cancelled:
@@ -318,9 +357,36 @@ class Outbound:
         is_complete = len(outgoing.keys) == outgoing.num_expected
         for leg in outgoing.legs.values():
             self._step(leg, tx.Grown(keys=keys))
+            self._send_unasked(leg, first=len(outgoing.keys) - len(keys))
             if is_complete:
                 leg.payload_bytes_at_completion = leg.payload_bytes
                 self._step(leg, tx.Completed())
+
+    def _send_unasked(self, leg: Leg, *, first: int) -> None:
+        """The chunks from ``first`` on that the peer almost surely lacks go out behind their offer."""
+        if leg.link is None or leg.machine.state is not tx.State.OPEN:
+            return
+        keys, answers = leg.machine.keys, leg.link.answers
+        last = min(len(keys), first + leg.link.num_unasked_chunks())
+        position = _position(leg, first)
+        chosen: list[int] = []
+        for index in range(first, last):
+            if position is None or not answers.is_surely_lacking(keys[index], position):
+                break
+            chosen.append(index)
+            position = Position.AFTER_LACKING
+        if chosen:
+            self._step(leg, tx.SendUnasked(indices=tuple(chosen)))
+
+    def _learn(self, leg: Leg, answered: range, unasked: Collection[int]) -> None:
+        """What the peer said of these chunks, some of them sent unasked, is known for the next ones."""
+        if leg.link is None:
+            return
+        for index in answered:
+            is_lacking = leg.machine.peer_lacks(index) is True
+            leg.link.answers.learn(leg.machine.keys[index], _position(leg, index), is_lacking=is_lacking)
+            if index in unasked:
+                leg.link.answers.count(self._store.chunk_bytes, is_lacking=is_lacking)
 
     def _stop(self, outgoing: OutgoingTransfer, peers: Sequence[str] | None, event: tx.Stop) -> list[str]:
         legs = [leg for leg in outgoing.legs.values() if peers is None or leg.peer in peers]
@@ -338,16 +404,11 @@ class Outbound:
         match effect:
             case tx.Send(frame=frame):
                 self._send(leg, frame)
-            case tx.Enqueue(pieces=pieces):
-                assert leg.link is not None
-                keys, number = leg.machine.keys, leg.machine.number
-                leg.link.enqueue(
-                    leg,
-                    [
-                        Piece(number=number, key=keys[index], index=index, offset=offset, length=length)
-                        for index, offset, length in pieces
-                    ],
-                )
+            case tx.Enqueue():
+                self._enqueue(leg, effect)
+            case tx.Withdraw(indices=indices):
+                if leg.link is not None:
+                    leg.link.withdraw(leg, indices)
             case tx.Unqueue():
                 if leg.link is not None:
                     leg.link.unqueue(leg)
@@ -355,6 +416,24 @@ class Outbound:
                 self._land(leg)
             case tx.Fail(reason=reason, detail=detail):
                 self._fail(leg, reason, detail)
+
+    def _enqueue(self, leg: Leg, effect: tx.Enqueue) -> None:
+        assert leg.link is not None
+        keys, number = leg.machine.keys, leg.machine.number
+        leg.link.enqueue(
+            leg,
+            [
+                Piece(
+                    number=number,
+                    key=keys[index],
+                    index=index,
+                    offset=offset,
+                    length=length,
+                    is_unasked=effect.is_unasked,
+                )
+                for index, offset, length in effect.pieces
+            ],
+        )
 
     def _send(self, leg: Leg, frame: Offer | End | Cancel) -> None:
         assert leg.link is not None
@@ -375,7 +454,7 @@ class Outbound:
                 "wan_bytes": leg.wan_bytes,
                 "payload_bytes": leg.payload_bytes,
                 "full_bytes": num_chunks * self._store.chunk_bytes,
-                "tokens": num_chunks * self._chunk_tokens,
+                "tokens": outgoing.num_tokens,
                 "elapsed_s": round(time.monotonic() - outgoing.begun_s, 6),
                 "prefill_overlap_ratio": round(early / leg.payload_bytes, 4) if leg.payload_bytes else 0.0,
             },
@@ -409,6 +488,16 @@ class Outbound:
             if oldest is None:
                 return
             del self._transfers[oldest]
+
+
+def _position(leg: Leg, index: int) -> Position | None:
+    """What stands in front of the chunk, as far as the peer has said or is taken to have."""
+    if index == 0:
+        return Position.FIRST
+    is_lacking = leg.machine.peer_lacks(index - 1)
+    if is_lacking is None:
+        return None
+    return Position.AFTER_LACKING if is_lacking else Position.AFTER_HELD
 
 
 def _progress(leg: Leg) -> dict[str, Any]:

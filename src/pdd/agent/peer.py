@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pdd.agent.connection import Identity, introduce, read_frames
+from pdd.agent.answers import Answers
+from pdd.agent.coder import CodecMode, LinkCoder, offered_codecs
+from pdd.agent.connection import FrameCount, Identity, introduce, read_frames
 from pdd.agent.events import EventLog
 from pdd.agent.out_session import OutSession
 from pdd.agent.outbound import Leg, Outbound
 from pdd.agent.send_queue import Piece
-from pdd.agent.stats import RateMeter, RoundTrip
+from pdd.agent.stats import LossMeter, RateMeter, RoundTrip
 from pdd.agent.store import ChunkStore
 from pdd.core.errors import (
     IncompatiblePeerError,
@@ -29,8 +31,11 @@ from pdd.core.errors import (
     UntrustedPeerError,
 )
 from pdd.core.fingerprint import Fingerprint
+from pdd.policy.unasked import UnaskedParams, UnaskedSnapshot, decide_unasked
 from pdd.transport.base import Buffer, Stream, Transport
+from pdd.transport.tcp import num_streams_for_long_line
 from pdd.wire import sender as tx
+from pdd.wire.codec import BF16_SPLIT, Bf16Codec
 from pdd.wire.decoder import ControlReceived, FrameDecoder
 from pdd.wire.frames import (
     DATA_HEADER_BYTES,
@@ -50,6 +55,9 @@ _MAX_RETRY_S: Final = 5.0
 _LINK_EVENT_PERIOD_S: Final = 0.5
 _SILENT_S: Final = 3.0
 """A peer with open transfers that says nothing for so long is reported; pings ask it every second."""
+_UNASKED: Final = UnaskedParams()
+_NEAR_STREAMS: Final = 4
+"""Within a site streams are for the processors, not for the line."""
 _BREAKER_FAILURES: Final = 3
 """Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
 
@@ -64,6 +72,8 @@ class LinkSettings:
     connect_timeout_s: float
     stall_timeout_s: float
     max_rate_bytes_per_s: float | None
+    unasked_bytes: int
+    codec: CodecMode
 
     @property
     def silence_limit_s(self) -> float:
@@ -96,6 +106,10 @@ class PeerLink:
         """Connection attempts by result: ``up`` or what went wrong, for metrics."""
         self.rate = RateMeter()
         self.trip = RoundTrip()
+        self.loss = LossMeter()
+        self.answers = Answers(_UNASKED)
+        self._num_streams = settings.streams or (num_streams_for_long_line() if is_wan else _NEAR_STREAMS)
+        self.coder = LinkCoder(settings.codec, num_threads=self._num_streams)
         self.num_sent_bytes = 0
         self._address = address
         self._settings = settings
@@ -160,6 +174,25 @@ class PeerLink:
             self.rate.busy(time.monotonic())
             self._session.queue.put(pieces, rank=leg.transfer.rank, urgency=leg.transfer.urgency)
 
+    def num_unasked_chunks(self) -> int:
+        """See ``Link.num_unasked_chunks``."""
+        if self._session is None:
+            return 0
+        snapshot = UnaskedSnapshot(
+            rtt_s=self.trip.rtt_s,
+            rate_bytes_per_s=self.rate.rate_bytes_per_s,
+            outstanding_bytes=self._queued_bytes(),
+            unasked_bytes=sum(leg.machine.unasked_bytes for leg in self._legs),
+            credit_bytes=min(self._session.accepted.unasked_bytes, self._settings.unasked_bytes),
+            chunk_bytes=self._store.chunk_bytes,
+        )
+        return decide_unasked(snapshot, _UNASKED).num_chunks
+
+    def withdraw(self, leg: Leg, indices: Sequence[int]) -> None:
+        """See ``Link.withdraw``."""
+        if self._session is not None:
+            self._session.queue.discard_chunks(leg.machine.number, frozenset(indices))
+
     def unqueue(self, leg: Leg) -> None:
         """See ``Link.unqueue``."""
         if self._session is not None:
@@ -170,6 +203,8 @@ class PeerLink:
     def describe(self) -> dict[str, Any]:
         """The link object of the control API."""
         with self._outbound.lock:
+            if self._session is not None:
+                self.loss.update(*self._session.segments())
             return {
                 "peer": self.peer,
                 "address": self._address,
@@ -179,6 +214,7 @@ class PeerLink:
                 "rate_bytes_per_s": self.rate.rate_bytes_per_s,
                 "queued_bytes": self._queued_bytes(),
                 "rtt_s": self.trip.rtt_s,
+                "loss_ratio": self.loss.ratio,
             }
 
     def tick(self, now_s: float) -> None:
@@ -236,10 +272,15 @@ class PeerLink:
 
     def _connect(self) -> tuple[OutSession, FrameDecoder]:
         settings = self._settings
-        identity = Identity(peer=settings.own_id, session=secrets.token_hex(8), fingerprint=self._fingerprint)
+        identity = Identity(
+            peer=settings.own_id,
+            session=secrets.token_hex(8),
+            fingerprint=self._fingerprint,
+            codecs=offered_codecs(settings.codec),
+        )
         stream = self._transport.dial(self._address, timeout_s=settings.connect_timeout_s)
         try:
-            decoder = introduce(
+            decoder, accepted = introduce(
                 stream,
                 identity,
                 expected=self.peer,
@@ -249,8 +290,8 @@ class PeerLink:
         except (TransportError, ProtocolError):
             stream.close()
             raise
-        session = OutSession(identity, stream, name=self.peer)
-        for index in range(1, settings.streams + 1):
+        session = OutSession(identity, stream, name=self.peer, accepted=accepted)
+        for index in range(1, self._num_streams + 1):
             threading.Thread(
                 target=self._run_data,
                 args=(session, index),
@@ -261,10 +302,12 @@ class PeerLink:
 
     def _serve(self, session: OutSession, decoder: FrameDecoder) -> str:
         """The session has ended; returns why."""
+        count = FrameCount()
         try:
             for event in read_frames(session.control, decoder, lambda _header: None):
                 if not isinstance(event, ControlReceived):
                     raise RemoteProtocolError("DATA on the control connection")
+                count.add(event.frame)
                 self._on_frame(session, event)
         except (ProtocolError, TransportError) as error:
             return session.reason or str(error)
@@ -278,8 +321,10 @@ class PeerLink:
             case Pong(nonce=nonce):
                 self.trip.pong(nonce, time.monotonic())
                 session.is_silent = False
-            case Want(number=number, indices=indices, pieces=pieces):
-                self._on_leg(session, number, tx.WantSeen(indices=indices, pieces=pieces), event)
+            case Want(number=number, indices=indices, pieces=pieces, answered=answered):
+                want = tx.WantSeen(indices=indices, pieces=pieces, answered=answered)
+                self._on_leg(session, number, want, event)
+                self._acknowledged(session, 0)  # what was sent in vain is no longer awaited
             case Ack(number=number, indices=indices):
                 self._on_leg(session, number, tx.AckSeen(indices=indices), event)
                 self._acknowledged(session, len(indices) * self._store.chunk_bytes)
@@ -316,13 +361,14 @@ class PeerLink:
             stream = self._dial_data(session, index)
         except (TransportError, ProtocolError) as error:
             _log.warning("data stream %d to %s: %s", index, self.peer, error)
-            if session.data_stream_failed(self._settings.streams):
+            if session.data_stream_failed(self._num_streams):
                 session.close(f"no data stream to {self.peer}: {error}")
             return
         try:
             settings = self._settings
-            while pieces := session.queue.take(settings.piece_bytes, num_takers=settings.streams):
-                self._send_pieces(session, stream, pieces)
+            codec = Bf16Codec() if session.accepted.codec == BF16_SPLIT else None
+            while pieces := session.queue.take(settings.piece_bytes, num_takers=self._num_streams):
+                self._send_pieces(session, stream, pieces, codec)
         except TransportError as error:
             session.close(str(error))
 
@@ -332,10 +378,12 @@ class PeerLink:
         session.add_stream(stream)
         introduce(stream, session.identity, expected=self.peer, stream_index=index, timeout_s=timeout_s)
         if self._settings.max_rate_bytes_per_s is not None:
-            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._settings.streams)
+            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._num_streams)
         return stream
 
-    def _send_pieces(self, session: OutSession, stream: Stream, pieces: Sequence[Piece]) -> None:
+    def _send_pieces(
+        self, session: OutSession, stream: Stream, pieces: Sequence[Piece], codec: Bf16Codec | None
+    ) -> None:
         """The pieces are on their way; chunks of a transfer that ended meanwhile may be gone and are not."""
         leased = [piece for piece in pieces if self._store.lease(piece.key)]
         buffers: list[Buffer] = []
@@ -343,28 +391,36 @@ class PeerLink:
             for piece in leased:
                 row = self._store.row(piece.key).data
                 payload = row[piece.offset : piece.offset + piece.length]
-                buffers += (
-                    encode_data_header(
-                        number=piece.number, index=piece.index, offset=piece.offset, payload=payload
-                    ),
-                    payload,
+                coded = self._encode(codec, payload)
+                header = encode_data_header(
+                    number=piece.number,
+                    index=piece.index,
+                    offset=piece.offset,
+                    payload=payload,
+                    is_unasked=piece.is_unasked,
+                    coded_bytes=None if coded is None else len(coded),
                 )
+                buffers += (header, payload if coded is None else coded)
                 # Counted before it is sent: the peer's LANDED may be faster than this thread.
-                self._count(session, piece)
+                self._count(session, piece, len(coded or payload))
             if buffers:
                 stream.send(buffers)
                 session.moved_s = time.monotonic()
         finally:
             self._store.release([piece.key for piece in leased])
 
-    def _count(self, session: OutSession, piece: Piece) -> None:
+    def _encode(self, codec: Bf16Codec | None, payload: memoryview) -> bytes | None:
+        if codec is None:
+            return None
+        return self.coder.encode(codec, payload, rate_bytes_per_s=self.rate.rate_bytes_per_s)
+
+    def _count(self, session: OutSession, piece: Piece, num_wire_bytes: int) -> None:
+        wan_bytes = DATA_HEADER_BYTES + num_wire_bytes
         with self._outbound.lock:
-            self.num_sent_bytes += DATA_HEADER_BYTES + piece.length
+            self.num_sent_bytes += wan_bytes
             leg = session.legs.get(piece.number)
             if leg is not None:
-                self._outbound.sent(
-                    leg, wan_bytes=DATA_HEADER_BYTES + piece.length, payload_bytes=piece.length
-                )
+                self._outbound.sent(leg, wan_bytes=wan_bytes, payload_bytes=piece.length)
 
     # State changes.
 

@@ -14,7 +14,7 @@ from pdd.agent.inbound import InboundHub
 from pdd.agent.outbound import Link, Outbound
 from pdd.agent.peer import LinkSettings, PeerLink
 from pdd.agent.store import ChunkStore
-from pdd.config.schema import PddConfig
+from pdd.config.schema import EngineConfig, PddConfig
 from pdd.core.fingerprint import differing_fields
 from pdd.transport.base import Transport
 from pdd.wire import local
@@ -48,6 +48,8 @@ class Space:
             OverloadedError: If ``store_bytes`` is below one chunk.
         """
         self.kind = kind
+        self._engine_id = engine_id
+        self._events = events
         self._lease_s = config.agent.lease_s
         self._mirror: EngineOutbox | None = None
         self.store = ChunkStore(
@@ -57,44 +59,64 @@ class Space:
             on_removed=lambda key: self._key_changed(key, is_present=False),
         )
         self.inbound = InboundHub(self.store, lease_s=config.agent.lease_s, flush_engine=self._flush_engine)
-        links: dict[str, Link] = {}
+        self.links: dict[str, PeerLink] = {}
+        self._outbound_links: dict[str, Link] = {}
+        self._ways: dict[str, tuple[str, str, bool]] = {}
         self.outbound = Outbound(
             self.store,
             events,
-            links,
+            self._outbound_links,
             chunk_tokens=kind.chunk_tokens,
             piece_bytes=config.agent.piece_bytes,
         )
-        settings = LinkSettings(
+        self._settings = LinkSettings(
             own_id=engine_id,
             streams=config.agent.streams,
             piece_bytes=config.agent.piece_bytes,
             connect_timeout_s=config.agent.connect_timeout_s,
             stall_timeout_s=config.agent.stall_timeout_s,
             max_rate_bytes_per_s=config.agent.max_rate,
+            unasked_bytes=config.agent.unasked_bytes,
+            codec=config.agent.codec,
         )
-        own = config.engine(engine_id)
-        self.links = {
-            engine.id: PeerLink(
-                peer=engine.id,
-                address=engine.data_address,
-                is_wan=engine.site != own.site,
-                settings=settings,
-                fingerprint=kind.fingerprint,
-                transport=transport,
-                store=self.store,
-                outbound=self.outbound,
-                events=events,
-            )
-            for engine in config.engines
-            if engine.id != engine_id
-        }
-        links.update(self.links)
-        if own.role == "prefill":
-            # Peers that do not fit are known before the first transfer, and the first finds a warm line.
-            for engine in config.engines:
-                if engine.role != "prefill":
-                    self.links[engine.id].warm()
+        self.set_peers(config, transport)
+
+    def set_peers(self, config: PddConfig, transport: Transport) -> None:
+        """Every other engine of the configuration has a link, and no others; those that stay are not touched.
+
+        What was on its way to a peer that goes, or that has another address now, has failed.
+        """
+        own = config.engine(self._engine_id)
+        peers = {engine.id: engine for engine in config.engines if engine.id != own.id}
+        ways = {peer: (e.data_address, e.site, config.uses_tls(e)) for peer, e in peers.items()}
+        kept = {peer: link for peer, link in self.links.items() if self._ways[peer] == ways.get(peer)}
+        gone = [link for peer, link in self.links.items() if peer not in kept]
+        new = [engine for peer, engine in peers.items() if peer not in kept]
+        links = {peer: kept.get(peer) or self._link(own, engine, transport) for peer, engine in peers.items()}
+        with self.outbound.lock:
+            self._outbound_links.clear()
+            self._outbound_links.update(links)
+        self.links, self._ways = links, ways
+        for link in gone:
+            self.outbound.drop_link(link, detail=f"{link.peer} has left the configuration, or moved in it")
+            link.close()
+        for engine in new:
+            if own.role == "prefill" and engine.role != "prefill":
+                # Peers that do not fit are known before the first transfer, and the first finds a warm line.
+                links[engine.id].warm()
+
+    def _link(self, own: EngineConfig, engine: EngineConfig, transport: Transport) -> PeerLink:
+        return PeerLink(
+            peer=engine.id,
+            address=engine.data_address,
+            is_wan=engine.site != own.site,
+            settings=self._settings,
+            fingerprint=self.kind.fingerprint,
+            transport=transport,
+            store=self.store,
+            outbound=self.outbound,
+            events=self._events,
+        )
 
     def welcome(self, connection: EngineConnection) -> None:
         """The engine mirrors the store from now on: it has a snapshot, and gets every change after it."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pdd.cli.router_bench.run import Options, find_vllm_router, run_bench
 from pdd.launch.supervisor import Supervisor, run_supervised
+from pdd.link.bench import codec as codec_bench
 from pdd.link.bench import command as link_bench
-from pdd.sim.commands import add_bench as add_simulator_bench
+from pdd.sim.commands.flags import add_bench as add_simulator_bench
 
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
@@ -22,6 +23,7 @@ def add_parser(commands: "Subparsers") -> None:
     benches = bench.add_subparsers(metavar="WHAT", required=True)
     _add_router(benches)
     _add_link(benches)
+    _add_codec(benches)
     add_simulator_bench(benches)
 
 
@@ -33,6 +35,16 @@ def _add_link(benches: "Subparsers") -> None:
     )
     link_bench.add_arguments(parser)
     parser.set_defaults(run=link_bench.run)
+
+
+def _add_codec(benches: "Subparsers") -> None:
+    parser = benches.add_parser(
+        "codec",
+        help="ratio and CPU time of the wire codec on bf16 KV",
+        description="Code and decode keys and values as agents do, and compare every byte.",
+    )
+    codec_bench.add_arguments(parser)
+    parser.set_defaults(run=codec_bench.run)
 
 
 def _add_router(benches: "Subparsers") -> None:

@@ -71,7 +71,7 @@ def make_parser(*, only_services: bool = False) -> argparse.ArgumentParser:
     from pdd.cli import bench, certs, link, model, serve
     from pdd.cli.demo import command as demo
     from pdd.cli.doctor import command as doctor
-    from pdd.sim.commands import add_subcommands as add_simulator
+    from pdd.sim.commands.flags import add_subcommands as add_simulator
 
     for part in (demo, serve, services, link, model, bench, certs, doctor):
         part.add_parser(commands)

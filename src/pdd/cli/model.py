@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdd.engine.families import FAMILIES
+
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
 
@@ -20,13 +22,13 @@ def add_parser(commands: "Subparsers") -> None:
     parser = commands.add_parser(
         "model",
         help="prepare a small model",
-        description="Prepare the demo's model or the tests' tiny one; the last line printed is its folder.",
+        description="Prepare the demo's model or a tiny one for tests; the last line printed is its folder.",
     )
-    parser.add_argument("name", choices=("demo", "tiny"))
+    parser.add_argument("name", choices=("demo", *FAMILIES))
     parser.add_argument(
         "--cache", type=Path, default=None, metavar="DIR", help="default: ~/.cache/pdd/models"
     )
-    parser.add_argument("--seed", type=int, default=0, help="tiny: seed of the weights")
+    parser.add_argument("--seed", type=int, default=0, help="tiny ones: seed of the weights")
     parser.set_defaults(run=_run)
 
 
@@ -37,6 +39,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.name == "demo":
         folder = prepare_demo_model(cache)
     else:
-        folder = prepare_tiny_model(cache, seed=arguments.seed)
+        folder = prepare_tiny_model(cache, seed=arguments.seed, family=arguments.name)
     print(folder.absolute())
     return 0

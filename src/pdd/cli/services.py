@@ -46,7 +46,7 @@ def _run_agent(arguments: argparse.Namespace) -> int:
     from pdd.agent.main import run_agent
 
     config = read_config(arguments)
-    return run_agent(config, find_engine(config, arguments.engine).id)
+    return run_agent(config, find_engine(config, arguments.engine).id, path=arguments.config)
 
 
 def _run_router(arguments: argparse.Namespace) -> int:

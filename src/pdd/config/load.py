@@ -3,16 +3,19 @@
 Precedence: default < file < environment < flag. ``PDD_ROUTER__PORT=8001`` sets ``router.port``.
 """
 
+import ipaddress
 import json
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from pdd.config.schema import PddConfig
+from pdd.config.schema import EngineConfig, PddConfig, is_loopback
 from pdd.core.errors import ConfigurationError
 
 ENV_PREFIX = "PDD_"
@@ -113,3 +116,59 @@ def parse_socket(config: PddConfig) -> Path:
 def agent_socket(config: PddConfig, engine_id: str) -> Path:
     """The Unix socket between an engine and its agent."""
     return default_run_dir(config) / f"{engine_id}.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventAddresses:
+    """Where an engine says what its caches hold, as ZeroMQ writes addresses.
+
+    Args:
+        publish: What the engine binds.
+        publish_replay: What it binds to repeat batches.
+        follow: Where a router finds it; None if it cannot.
+        follow_replay: Where a router asks for a repetition.
+    """
+
+    publish: str
+    publish_replay: str
+    follow: str | None
+    follow_replay: str | None
+
+
+def kv_event_addresses(engine: EngineConfig, *, agent_socket: Path) -> KvEventAddresses:
+    """The addresses of an engine's KV events: its ports, or else Unix sockets beside its agent's.
+
+    Source:
+        vllm/distributed/kv_events.py@0.32.0 (``ZmqEventPublisher``): it binds only addresses with ``*`` or
+        ``::`` in them and connects to others; the mapped form of an IPv4 address is one it binds.
+    """
+    if engine.events_port is None:
+        # No longer than the agent's: what one system call takes, the other does.
+        own, replay = (f"ipc://{agent_socket.with_suffix(end)}" for end in (".kv", ".kvr"))
+        near = is_loopback(engine.host)
+        return KvEventAddresses(
+            publish=own,
+            publish_replay=replay,
+            follow=own if near else None,
+            follow_replay=replay if near else None,
+        )
+    is_one = _is_ipv4(engine.host) and not ipaddress.ip_address(engine.host).is_unspecified
+    host = f"[::ffff:{engine.host}]" if is_one else "*"
+    reached = urlsplit(engine.url).hostname or engine.host
+    reached = f"[{reached}]" if ":" in reached else reached
+    ports = engine.events_port, engine.events_port + 1
+    published = [f"tcp://{host}:{port}" for port in ports]
+    followed = [f"tcp://{reached}:{port}" for port in ports]
+    return KvEventAddresses(
+        publish=published[0],
+        publish_replay=published[1],
+        follow=followed[0],
+        follow_replay=followed[1],
+    )
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 4
+    except ValueError:
+        return False

@@ -25,6 +25,9 @@ Duration = Annotated[
 Size = Annotated[
     int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(gt=0)
 ]
+SizeOrZero = Annotated[
+    int, BeforeValidator(lambda v: parse_size_bytes(v) if isinstance(v, str) else v), Field(ge=0, lt=2**32)
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}$")]
 """``host:port``; IPv6 hosts in brackets."""
@@ -97,6 +100,9 @@ class EngineConfig(Section):
     """How the router reaches the engine's API; default ``http://host:port``."""
     control_url: str = ""
     """How the router reaches the agent's control API; default ``http://host:control_port``."""
+    events_port: Port | None = None
+    """Where the engine says what its caches hold; the port after it repeats what a router missed. Both carry
+    prompts in clear. Default: a Unix socket in ``run_dir``, for a router on the same host."""
     advertise: Address | None = None
     """``host:port`` other agents dial for KV; default ``host:data_port``. Set it behind NAT or a relay."""
     store_bytes: Size = 4 * 2**30
@@ -131,10 +137,16 @@ class EngineConfig(Section):
 class AgentConfig(Section):
     """What all agents share."""
 
-    streams: Annotated[int, Field(ge=1, le=64)] = 4
-    """Data connections per peer. One TCP flow does not fill a long line; 4-16 do."""
+    streams: Annotated[int, Field(ge=0, le=64)] = 0
+    """Data connections per peer; 0: four, but two to another site where TCP has BBR, which fill its line."""
     piece_bytes: Size = 1 * 2**20
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
+    unasked_bytes: SizeOrZero = 4 * 2**20
+    """Most KV sent to a peer, and taken, before it was asked for; 4 MiB fill 1 Gb/s for 30 ms; 0: off."""
+    fast_transport: Literal["tcp", "nixl"] = "tcp"
+    """What carries KV to engines that only prefill engines of their own site push to; ``nixl``: in clear."""
+    codec: Literal["off", "on", "auto"] = "off"
+    """Lossless coding of bf16 KV on the wire, if both sides allow it; ``auto``: where the line is slower."""
     lease_s: Duration = 60.0
     """How long landed chunks are kept for a handoff that nobody releases."""
     stall_timeout_s: Duration = 30.0
@@ -192,8 +204,13 @@ class PolicyConfig(Section):
     """Round trip believed until the agents have measured one."""
     outlier_margin_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
     """An answer that RLD is predicted to finish in this part of the WAN time is not sent to MD; 0: never."""
+    outlier_returning_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """A prompt known by this share to some engine is a next turn: what crosses now is saved later."""
     assumed_relay_itl_s: Duration = 0.03
     """Time for one token on RLD believed until it was measured."""
+    affinity_weight_ratio: Annotated[float, Field(ge=0)] = 0.5
+    """How much fuller than an engine that lacks the whole prompt one that holds it may be and still get it;
+    0: by load alone."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
@@ -237,6 +254,9 @@ class RouterConfig(Section):
     """File that every decision and its snapshot is written to, one JSON object a line; none if empty."""
     keep_alive_interval_s: Duration = 15.0
     """Streams that are silent for so long get a comment line, so that proxies keep them open; 0 is off."""
+    max_believed_blocks: Annotated[int, Field(ge=1)] = 250_000
+    """KV blocks remembered of each engine's device, and of its store; the oldest are forgotten. That is 8
+    million tokens or 368 GB of KV at 46 kB a token, and costs at most 120 MB an index."""
     transfer_timeout_s: Duration = 120.0
     """How long the router waits for KV to land before it goes on without."""
     recovery_timeout_s: Duration = 30.0
@@ -264,6 +284,8 @@ class PddConfig(Section):
         ids = [engine.id for engine in self.engines]
         if repeated := {engine_id for engine_id in ids if ids.count(engine_id) > 1}:
             raise ValueError(f"engine ids must be unique, but {', '.join(sorted(repeated))} occurs twice")
+        if self.tls.mode == "on" and self.agent.fast_transport == "nixl":
+            raise ValueError('agent.fast_transport "nixl" sends KV in clear, but tls.mode is "on"')
         if self.policy.idle_ratio > self.policy.busy_ratio:
             raise ValueError("policy.idle_ratio must not exceed policy.busy_ratio")
         return self
@@ -288,6 +310,12 @@ class PddConfig(Section):
             return self.tls.mode == "on"
         dialled_host = engine.data_address.rpartition(":")[0]
         return not (is_loopback(engine.host) and is_loopback(dialled_host))
+
+    def uses_nixl(self, engine: EngineConfig) -> bool:
+        """Whether KV to it goes over NIXL: a port speaks one transport, so all who push must be near."""
+        senders = [other for other in self.engines_of("prefill") if other.id != engine.id]
+        is_near = bool(senders) and all(sender.site == engine.site for sender in senders)
+        return self.agent.fast_transport == "nixl" and engine.role != "prefill" and is_near
 
     @property
     def carries_sampler_state(self) -> bool:

@@ -4,6 +4,7 @@ The class says who has to act; the message names what and where::
 
     PddError
     ├── ConfigurationError        the operator fixes a file or a flag and restarts
+    │   └── UnsupportedModelError the model's KV cache cannot be moved, as it is or as it is served
     ├── ProtocolError
     │   ├── LocalProtocolError    our own bug: we tried to send what the state forbids
     │   └── RemoteProtocolError   the peer sent what the protocol forbids; the connection is dropped
@@ -33,6 +34,10 @@ class PddError(Exception):
 
 class ConfigurationError(PddError):
     """A file, flag or environment variable has to be changed by a person."""
+
+
+class UnsupportedModelError(ConfigurationError):
+    """The KV cache of the model, as it is or as it is served, cannot be moved to another engine."""
 
 
 class ProtocolError(PddError):

@@ -15,6 +15,7 @@ FIELDS = (
     "model",
     "dtype",
     "kv_layout",
+    "kv_groups",
     "block_tokens",
     "chunk_tokens",
     "chunk_bytes",
@@ -27,9 +28,10 @@ FIELDS = (
 - ``model``: digest over configuration and weights, not the name.
 - ``dtype``: of the KV cache.
 - ``kv_layout``: vLLM's layout name of one block.
+- ``kv_groups``: the kinds of KV cache, e.g. ``full``, ``latent`` or ``window(512)+full``.
 - ``block_tokens``, ``chunk_tokens``, ``chunk_bytes``: as decimal text.
 - ``hash``: algorithm and seed of the block hashes, e.g. ``sha256_cbor/0``.
-- ``parallelism``: e.g. ``tp=1``, or ``canonical`` where chunks do not depend on it.
+- ``parallelism``: e.g. ``tp=2 pcp=1 dcp=1``, or ``canonical v1`` where chunks do not depend on it.
 - ``platform``: device type and, on the CPU, its instruction set, e.g. ``cpu/AVX2``.
 """
 

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from pdd.config.load import kv_event_addresses
 from pdd.config.schema import EngineConfig, PddConfig
 
 CPU_STEP_TOKENS: Final = 512
@@ -30,8 +31,8 @@ CPU_KV_CACHE_GIB: Final = 1
 class EngineCommand:
     """One engine's process.
 
-    ``env`` is laid over the environment of whoever starts it. ``shm_files`` may be left behind by an engine
-    that dies while it starts; remove them once it is gone.
+    ``env`` is laid over the environment of whoever starts it. ``shm_files`` (shared memory and sockets) may
+    be left behind by an engine that dies; remove them once it is gone.
     """
 
     argv: list[str]
@@ -62,8 +63,13 @@ def engine_command(
         *_common_argv(config, host=engine.host, port=engine.port, on_cpu=on_cpu),
         "--enable-scale-out",
         "--enable-request-id-headers",
+        # Of a sliding window all chunks are kept, else those at the end of a prompt or reply are missing.
+        "--prefix-cache-retention-interval",
+        "None",
         "--kv-transfer-config",
         json.dumps(_kv_transfer_config(config, engine, kv_engine_id, agent_socket)),
+        "--kv-events-config",
+        json.dumps(_kv_events_config(engine, agent_socket)),
     ]
     if engine.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(engine.max_num_seqs)]
@@ -73,7 +79,10 @@ def engine_command(
     return EngineCommand(
         argv=[*argv, *engine.vllm_args],
         env={**_common_env(config, on_cpu=on_cpu), **engine.env},
-        shm_files=[Path(f"/dev/shm/vllm_offload_{kv_engine_id}.mmap")],  # noqa: S108  # vLLM's choice
+        shm_files=[
+            Path(f"/dev/shm/vllm_offload_{kv_engine_id}.mmap"),  # noqa: S108  # vLLM's choice
+            *_event_sockets(engine, agent_socket),
+        ],
     )
 
 
@@ -157,7 +166,8 @@ def _kv_transfer_config(
         "chunk_tokens": config.kv.chunk_tokens,
     }
     return {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": "PddConnector",
+        "kv_connector_module_path": "pdd.engine.connector",
         "kv_role": "kv_both",
         "engine_id": kv_engine_id,
         # A chunk that cannot be loaded is recomputed; the request does not fail for it.
@@ -167,11 +177,33 @@ def _kv_transfer_config(
             "spec_module_path": "pdd.engine.spec",
             "cpu_bytes_to_use": engine.primary_bytes,
             "blocks_per_chunk": config.kv.blocks_per_chunk,
+            # Engines of different tensor parallelism then read each other's chunks.
+            "canonical_layout": True,
             # Replies are the next turn's prefix.
             "offload_prompt_only": False,
             "secondary_tiers": [tier],
         },
     }
+
+
+def _kv_events_config(engine: EngineConfig, agent_socket: Path) -> dict[str, Any]:
+    """What makes the engine say which blocks its caches gain and lose; a router follows it."""
+    addresses = kv_event_addresses(engine, agent_socket=agent_socket)
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": addresses.publish,
+        "replay_endpoint": addresses.publish_replay,
+    }
+
+
+def _event_sockets(engine: EngineConfig, agent_socket: Path) -> list[Path]:
+    addresses = kv_event_addresses(engine, agent_socket=agent_socket)
+    return [
+        Path(address.removeprefix("ipc://"))
+        for address in (addresses.publish, addresses.publish_replay)
+        if address.startswith("ipc://")
+    ]
 
 
 def _common_env(config: PddConfig, *, on_cpu: bool) -> dict[str, str]:

@@ -7,20 +7,30 @@ handing it to a thread cost 22 ms of waiting for the interpreter lock.
 A chunk is ``blocks_per_chunk`` consecutive blocks. In the host region a chunk is one row; inside a row each
 cache tensor has its own columns, block after block.
 
+In the *canonical layout* a block's bytes in the row are those of an engine without tensor parallelism: each
+worker writes its heads where they stand among all heads, and workers that hold copies of the same heads take
+turns. Which bytes go where is vLLM's word (``CanonicalPageMapping``). It takes a block as heads, each with
+its tokens; what the CPU's kernels do inside a head stays as it is, since heads are moved whole.
+
 Source:
     vllm/v1/kv_offload/cpu/gpu_worker.py@0.32.0 (``transfer_async``, ``compute_sub_block_ptrs``) for the order
-    of blocks within groups and the skip inside a group's first chunk.
+    of blocks within groups, the skip inside a group's first chunk, and who writes what in the canonical
+    layout; .../kv_connector/v1/offloading/canonical_mapping.py@0.32.0 for that layout.
 """
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pdd.core.errors import ConfigurationError
 from pdd.engine.vllm_api import (
     BlockIDsLoadStoreSpec,
+    CanonicalKVCacheRef,
     CanonicalKVCaches,
+    CopyRun,
     GPULoadStoreSpec,
     LoadStoreSpec,
     OffloadingWorker,
@@ -68,11 +78,75 @@ def block_pairs(
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Where one layer's bytes are on both sides; ``runs`` are equal numbers of pieces of equal size.
+
+    A cache piece is found by block, a host piece by chunk and place. Of blocks that several workers hold,
+    this one stores those whose number in the region, divided by ``num_writers``, leaves ``writer_index``.
+    """
+
+    runs: list[tuple[Any, Any]]
+    num_bytes: int
+    num_writers: int = 1
+    writer_index: int = 0
+
+
+def _layer(cache: Any, host: Any, ref: CanonicalKVCacheRef, *, is_canonical: bool) -> _Layer:
+    """The layer's bytes in its cache tensor (blocks, bytes) and its columns (chunks, places, bytes)."""
+    size = ref.page_size_bytes
+    if not is_canonical:
+        whole = CopyRun(0, 0, size, 1, size, size)
+        return _Layer(runs=[_pieces(cache, host, whole)], num_bytes=size)
+    mapping = ref.mapping
+    assert mapping is not None
+    return _Layer(
+        runs=[_pieces(cache, host, run) for run in mapping.runs],
+        num_bytes=sum(run.fragment_size * run.num_fragments for run in mapping.runs),
+        num_writers=mapping.num_writers,
+        writer_index=mapping.writer_index,
+    )
+
+
+def _pieces(cache: Any, host: Any, run: CopyRun) -> tuple[Any, Any]:
+    return (
+        cache.as_strided(
+            (cache.shape[0], run.num_fragments, run.fragment_size),
+            (cache.stride(0), run.local_stride, 1),
+            cache.storage_offset() + run.local_offset,
+        ),
+        host.as_strided(
+            (*host.shape[:2], run.num_fragments, run.fragment_size),
+            (host.stride(0), host.stride(1), run.canonical_stride, 1),
+            host.storage_offset() + run.canonical_offset,
+        ),
+    )
+
+
+def check_portable(kv_caches: CanonicalKVCaches) -> None:
+    """Every layer's bytes in the canonical layout are the same under any tensor parallelism.
+
+    Raises:
+        ConfigurationError: If not, though vLLM's configuration, and so the fingerprint, says so.
+    """
+    for ref in (ref for group in kv_caches.group_data_refs for ref in group):
+        if ref.mapping is None or not ref.mapping.parallelism_agnostic:
+            raise ConfigurationError(
+                "the KV cache of some layer has no layout that is independent of tensor parallelism on the "
+                "CPU backend: serve it without tensor parallelism (and without context parallelism)"
+            )
+
+
 class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not typed here
     """The CPU backend's offloading worker; owns the host region and releases it in ``shutdown``."""
 
     def __init__(
-        self, *, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion
+        self,
+        *,
+        kv_caches: CanonicalKVCaches,
+        blocks_per_chunk: int,
+        region: SharedOffloadRegion,
+        is_canonical: bool = False,
     ) -> None:
         """Copies are possible.
 
@@ -80,20 +154,30 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not typ
             kv_caches: The engine's cache tensors, blocks first, and which groups use which.
             blocks_per_chunk: Blocks in one row of the region.
             region: Host memory shared with the tiers, rows being chunks.
+            is_canonical: Whether rows are in the canonical layout, which all workers share; else each worker
+                has a part of every row.
         """
         self._region: SharedOffloadRegion | None = region
         self._blocks_per_chunk = blocks_per_chunk
         self._finished: list[TransferResult] = []
         cache: list[Any] = []
         host: list[Any] = []
-        for tensor in kv_caches.tensors:
+        for i, tensor in enumerate(kv_caches.tensors):
             page_bytes = tensor.page_size_bytes
             cache.append(tensor.tensor.view(torch.int8).view(-1, page_bytes))
-            rows = region.create_next_worker_view(page_bytes * blocks_per_chunk)
+            if is_canonical:
+                refs = [ref for group in kv_caches.group_data_refs for ref in group if ref.tensor_idx == i]
+                page_bytes = max(ref.mapping.canonical_page_size_bytes for ref in refs)
+                rows = region.create_next_canonical_view(page_bytes * blocks_per_chunk)
+            else:
+                rows = region.create_next_worker_view(page_bytes * blocks_per_chunk)
             # The rows are strided, so this splits them without copying.
             host.append(rows.unflatten(1, (blocks_per_chunk, page_bytes)))
         self._groups = [
-            [(cache[ref.tensor_idx], host[ref.tensor_idx], ref.page_size_bytes) for ref in refs]
+            [
+                _layer(cache[ref.tensor_idx], host[ref.tensor_idx], ref, is_canonical=is_canonical)
+                for ref in refs
+            ]
             for refs in kv_caches.group_data_refs
         ]
 
@@ -136,16 +220,12 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not typ
         ):
             pairs[group].append((block, chunk, place))
         num_bytes = 0
-        for group_pairs, tensors in zip(pairs, self._groups, strict=True):
+        for group_pairs, layers in zip(pairs, self._groups, strict=True):
             if not group_pairs:
                 continue
-            blocks, chunks, places = (torch.tensor(ids) for ids in zip(*group_pairs, strict=True))
-            for cache, host, page_bytes in tensors:
-                if to_host:
-                    host[chunks, places, :page_bytes] = cache[blocks, :page_bytes]
-                else:
-                    cache[blocks, :page_bytes] = host[chunks, places, :page_bytes]
-                num_bytes += len(group_pairs) * page_bytes
+            ids = torch.tensor(group_pairs)
+            for layer in layers:
+                num_bytes += self._copy_layer(layer, ids, to_host=to_host)
         self._finished.append(
             TransferResult(
                 job_id=job_id,
@@ -155,3 +235,22 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not typ
             )
         )
         return True
+
+    def _copy_layer(self, layer: _Layer, ids: Any, *, to_host: bool) -> int:
+        """The blocks of one layer are copied; returns how many bytes those are.
+
+        Args:
+            layer: Whose blocks.
+            ids: A row per block: cache block, chunk, place.
+            to_host: The direction.
+        """
+        if to_host and layer.num_writers > 1:
+            numbers = ids[:, 1] * self._blocks_per_chunk + ids[:, 2]
+            ids = ids[numbers % layer.num_writers == layer.writer_index]
+        blocks, chunks, places = ids.unbind(1)
+        for cache, host in layer.runs:
+            if to_host:
+                host[chunks, places] = cache[blocks]
+            else:
+                cache[blocks] = host[chunks, places]
+        return len(ids) * layer.num_bytes

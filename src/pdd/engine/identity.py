@@ -86,6 +86,7 @@ def make_fingerprint(
     model: str,
     dtype: str,
     kv_layout: str,
+    kv_groups: str,
     block_tokens: int,
     chunk_tokens: int,
     chunk_bytes: int,
@@ -99,6 +100,7 @@ def make_fingerprint(
         model: Digest of the model.
         dtype: Of the KV cache.
         kv_layout: vLLM's name for the order of dimensions in a block.
+        kv_groups: Kinds of KV cache the model has, in vLLM's order.
         block_tokens: Tokens in vLLM's block.
         chunk_tokens: Tokens in what is stored and sent.
         chunk_bytes: Payload bytes of that.
@@ -111,6 +113,7 @@ def make_fingerprint(
         "model": model,
         "dtype": dtype,
         "kv_layout": kv_layout,
+        "kv_groups": kv_groups,
         "block_tokens": str(block_tokens),
         "chunk_tokens": str(chunk_tokens),
         "chunk_bytes": str(chunk_bytes),

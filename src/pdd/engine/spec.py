@@ -7,8 +7,10 @@ vLLM would go on and the far engine would load bytes that mean something else.
 import contextlib
 from pathlib import Path
 
-from pdd.core.errors import ConfigurationError
-from pdd.engine.host_copy import HostCopyWorker
+import torch
+
+from pdd.engine.host_copy import HostCopyWorker, check_portable
+from pdd.engine.shape import SHAPE_KEY, CacheShape
 from pdd.engine.support import check_supported
 from pdd.engine.vllm_api import (
     CanonicalKVCaches,
@@ -17,6 +19,7 @@ from pdd.engine.vllm_api import (
     OffloadingWorker,
     SharedOffloadRegion,
     TieringOffloadingSpec,
+    canonical_layout_version,
     current_platform,
 )
 
@@ -32,6 +35,7 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         """
         check_supported(config)
         super().__init__(config)
+        self.shape: CacheShape = config.extra_config[SHAPE_KEY]
         self._host_worker: HostCopyWorker | None = None
 
     def get_manager(self) -> OffloadingManager:
@@ -49,6 +53,35 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
                 Path(region.mmap_path).unlink()
         return manager
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether a chunk's bytes are the same under any tensor parallelism."""
+        return bool(self.config.canonical_layout and self.config.parallel.is_parallelism_agnostic)
+
+    @property
+    def parallelism(self) -> str:
+        """For the fingerprint: how the workers share a chunk's bytes."""
+        if self.is_canonical:
+            return f"canonical v{canonical_layout_version()}"
+        parallel = self.config.parallel
+        return f"tp={parallel.tp_size} pcp={parallel.pcp_size} dcp={parallel.dcp_size}"
+
+    @property
+    def platform(self) -> str:
+        """For the fingerprint: the device, on the CPU backend with what decides the order inside a block."""
+        if not current_platform.is_cpu():
+            return str(current_platform.device_type)
+        return f"cpu/{torch.backends.cpu.get_cpu_capability()}{'+AMX' if self.shape.has_amx else ''}"
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a row that mean something; the rest pads it, or is a second copy's place."""
+        if self.is_canonical:
+            num_shares = self.shape.num_shards
+        else:
+            num_shares = 1 if self.replicated_layout else self.config.parallel.world_size
+        return int(self.cpu_page_size_per_worker) * num_shares
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker that copies between device and host: ours on the CPU backend, vLLM's on all others."""
         if current_platform.is_cpu():
@@ -61,8 +94,8 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         return worker
 
     def _create_host_worker(self, kv_caches: CanonicalKVCaches) -> HostCopyWorker:
-        if self.config.canonical_layout:
-            raise ConfigurationError("canonical_layout is not supported on the CPU backend: remove it")
+        if self.is_canonical:
+            check_portable(kv_caches)
         region = SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
@@ -72,7 +105,10 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         )
         try:
             worker = HostCopyWorker(
-                kv_caches=kv_caches, blocks_per_chunk=self.blocks_per_chunk, region=region
+                kv_caches=kv_caches,
+                blocks_per_chunk=self.blocks_per_chunk,
+                region=region,
+                is_canonical=self.config.canonical_layout,
             )
         except Exception:
             region.cleanup()

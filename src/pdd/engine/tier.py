@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from pdd.core.errors import ConfigurationError
 from pdd.engine.agent_link import AgentLink
 from pdd.engine.identity import make_fingerprint, model_digest
-from pdd.engine.orders import in_prefix_order, parse_order
+from pdd.engine.orders import Chunk, ChunkOrder, TransferOrder, in_prefix_order, parse_order
 from pdd.engine.promotion import Answer, PromotionBound
+from pdd.engine.shape import CacheShape
+from pdd.engine.spec import PddOffloadingSpec
 from pdd.engine.vllm_api import (
     JobResult,
     LookupResult,
@@ -33,10 +33,9 @@ from pdd.engine.vllm_api import (
     RequestOffloadingContext,
     ScheduleEndContext,
     SecondaryTierManager,
-    TieringOffloadingSpec,
     TransferJob,
-    current_platform,
     expected_root_hash,
+    get_offload_group_idx,
     init_logger,
     keys_in_prefix_order,
     root_block_hash,
@@ -60,7 +59,7 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
     def __init__(
         self,
         *,
-        offloading_spec: TieringOffloadingSpec,
+        offloading_spec: PddOffloadingSpec,
         primary_kv_view: memoryview,
         tier_type: str,
         agent_socket: str,
@@ -86,6 +85,7 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type)
         config = offloading_spec.config
+        shape: CacheShape = offloading_spec.shape
         own_tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
         if own_tokens != chunk_tokens:
             raise ConfigurationError(
@@ -96,6 +96,10 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
         self._spec = offloading_spec
         self._engine_id = str(config.engine_id)
         self._chunk_tokens = chunk_tokens
+        self._order = ChunkOrder([group.window_chunks(chunk_tokens) for group in shape.groups])
+        # A key ends with vLLM's number of its group; groups that are not offloaded have numbers too.
+        self._group_of = {group.group_id: i for i, group in enumerate(config.groups)}
+        self._orders: dict[str, TransferOrder] = {}
         self._hash_algo, self._hash_seed = hash_algo, hash_seed
         self._bound = PromotionBound(offloading_spec.num_chunks)
         self._num_bounded: dict[str, int] = {}
@@ -121,12 +125,15 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
             order = None
         if order is None:
             return RequestOffloadingContext(policy=OffloadPolicy.CHUNK_LEVEL)
+        self._orders[req_context.req_id] = order
+        num_positions = order.prompt_tokens // self._chunk_tokens
         self._link.begin(
             BeginTransfer(
                 request=req_context.req_id,
                 transfer=order.transfer,
                 targets=list(order.targets),
                 prompt_tokens=order.prompt_tokens,
+                num_chunks=self._order.num_chunks(num_positions),
                 priority=order.priority,
                 unmasked=order.unmasked,
                 hold=order.hold,
@@ -142,6 +149,7 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
         last, so that tails are evicted before the prefixes they need.
         """
         self._bound.release((req_context.req_id,))
+        self._orders.pop(req_context.req_id, None)
         self._link.finish(req_context.req_id)
         self._link.touch(keys_in_prefix_order(req_context)[::-1])
 
@@ -159,7 +167,7 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
         decision = self._bound.ask(
             req_context.req_id,
             key,
-            chunk_number=1 if position is None else position // self._chunk_tokens,
+            chunk_number=1 if position is None else self._order.num_chunks(position // self._chunk_tokens),
             now_s=time.monotonic(),
         )
         if decision.answer is Answer.PROMOTE:
@@ -174,17 +182,30 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """The agent was asked to copy the job's slots into its store, in the order of the prompt."""
         context = job_metadata.req_context
-        keys, slots, end_tokens = in_prefix_order(
+        chunks = in_prefix_order(
             job_metadata.keys,
+            [self._group_of[get_offload_group_idx(key)] for key in job_metadata.keys],
             job_metadata.chunk_ids.tolist(),
             [context.get_offload_key_position(key) for key in job_metadata.keys],
             chunk_tokens=self._chunk_tokens,
         )
         self._link.store(
             StoreChunks(
-                job=job_metadata.job_id, request=context.req_id, keys=keys, slots=slots, end_tokens=end_tokens
+                job=job_metadata.job_id,
+                request=context.req_id,
+                keys=[chunk.key for chunk in chunks],
+                slots=[chunk.slot for chunk in chunks],
+                end_tokens=[self._place(context.req_id, chunk) * self._chunk_tokens for chunk in chunks],
             )
         )
+
+    def _place(self, request: str, chunk: Chunk) -> int:
+        """The chunk's place, from 1, in what the request's order sends; 0 if it is not part of that."""
+        order = self._orders.get(request)
+        if order is None:
+            return 0
+        position, num_positions = (n // self._chunk_tokens for n in (chunk.end_tokens, order.prompt_tokens))
+        return self._order.place(chunk.group, position, num_positions) or 0
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """The agent was asked to fill the job's slots from its store."""
@@ -251,8 +272,7 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
         spec, config = self._spec, self._spec.config
         if self._model_digest is None:
             self._model_digest = model_digest(config.model.name)
-        copies = 1 if spec.replicated_layout else config.parallel.world_size
-        chunk_bytes = spec.cpu_page_size_per_worker * copies
+        chunk_bytes = spec.chunk_bytes
         return Hello(
             version=LOCAL_VERSION,
             engine_id=self._engine_id,
@@ -261,12 +281,13 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
                     model=self._model_digest,
                     dtype=config.model.dtype,
                     kv_layout=str(config.kv_cache_layout),
+                    kv_groups=str(spec.shape),
                     block_tokens=config.groups[0].tokens_per_block,
                     chunk_tokens=self._chunk_tokens,
                     chunk_bytes=chunk_bytes,
                     hash_name=f"{self._hash_algo}/{self._hash_seed}",
-                    parallelism=_parallelism(spec),
-                    platform=_platform(),
+                    parallelism=spec.parallelism,
+                    platform=spec.platform,
                 )
             ),
             chunk_bytes=chunk_bytes,
@@ -274,18 +295,3 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
             primary_row_bytes=spec.kv_bytes_per_chunk,
             num_primary_slots=self._num_slots,
         )
-
-
-def _parallelism(spec: TieringOffloadingSpec) -> str:
-    parallel = spec.config.parallel
-    if spec.config.canonical_layout and parallel.is_parallelism_agnostic:
-        return "canonical"
-    return f"tp={parallel.tp_size} pcp={parallel.pcp_size} dcp={parallel.dcp_size}"
-
-
-def _platform() -> str:
-    """The device; on the CPU backend with the instruction set, which decides the order inside a block."""
-    if not current_platform.is_cpu():
-        return str(current_platform.device_type)
-    amx = "+AMX" if torch.cpu._is_amx_tile_supported() else ""  # noqa: SLF001  # vLLM's own test
-    return f"cpu/{torch.backends.cpu.get_cpu_capability()}{amx}"

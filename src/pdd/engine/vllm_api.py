@@ -4,12 +4,13 @@ No other module imports vLLM. When vLLM moves something, this file and its table
 
 Source:
     vllm/v1/kv_offload/base.py, v1/kv_offload/tiering/{base,spec,manager}.py, v1/kv_offload/config.py,
-    v1/kv_offload/cpu/shared_offload_region.py, v1/core/kv_cache_utils.py, v1/sample/**,
+    v1/kv_offload/cpu/shared_offload_region.py, v1/core/kv_cache_utils.py, v1/kv_cache_interface.py,
+    distributed/kv_transfer/kv_connector/v1/offloading_connector.py and the package beside it, v1/sample/**,
     v1/worker/gpu/sample/logits_processor/interface.py, model_executor/layers/utils.py@0.32.0.
 """
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 from pdd.core.errors import ConfigurationError
 
@@ -46,16 +47,28 @@ check_vllm_version()
 
 # Only now: with another version these lines would fail with a name nobody asked about.
 from vllm.config import VllmConfig  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import canonical_mapping  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # noqa: E402
 from vllm.logger import init_logger  # noqa: E402
 from vllm.model_executor.layers.utils import apply_penalties  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core import kv_cache_utils  # noqa: E402
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    iter_layer_specs,
+)
 from vllm.v1.kv_offload.base import (  # noqa: E402
     BlockIDsLoadStoreSpec,
+    CanonicalKVCacheRef,
     CanonicalKVCaches,
+    CopyRun,
     GPULoadStoreSpec,
     LoadStoreSpec,
     LookupResult,
@@ -71,6 +84,7 @@ from vllm.v1.kv_offload.base import (  # noqa: E402
     RequestOffloadingContext,
     ScheduleEndContext,
     TransferResult,
+    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig  # noqa: E402
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # noqa: E402
@@ -97,6 +111,16 @@ def expected_root_hash(algorithm: str, seed: str) -> bytes:
     return bytes(get_hash_fn_by_name(algorithm)(seed))
 
 
+def canonical_layout_version() -> int:
+    """The version of vLLM's order of bytes in a chunk that does not depend on parallelism."""
+    return int(canonical_mapping.CANONICAL_FORMAT_VERSION)
+
+
+def offloaded_group_ids(kv_cache_config: Any) -> tuple[int, ...]:
+    """The KV cache groups whose chunks reach the tiers; a key ends with its group's number."""
+    return tuple(get_offloading_group_ids(kv_cache_config))
+
+
 def keys_in_prefix_order(req_context: ReqContext) -> list[bytes]:
     """All chunk keys vLLM has worked out for a request so far, first chunk first."""
     positions: dict[bytes, int] = req_context._offload_key_positions  # noqa: SLF001  # asked one by one only
@@ -105,23 +129,33 @@ def keys_in_prefix_order(req_context: ReqContext) -> list[bytes]:
 
 __all__ = [
     "SUPPORTED_VERSIONS",
+    "canonical_layout_version",
     "check_vllm_version",
     "expected_root_hash",
+    "get_offload_group_idx",
+    "iter_layer_specs",
     "keys_in_prefix_order",
+    "offloaded_group_ids",
     "root_block_hash",
     "BatchUpdate",
     "BlockIDsLoadStoreSpec",
+    "CanonicalKVCacheRef",
     "CanonicalKVCaches",
+    "CopyRun",
+    "FullAttentionSpec",
     "GPULoadStoreSpec",
     "JobResult",
+    "KVConnectorRole",
     "LoadStoreSpec",
     "LogitsContext",
     "LogitsProcRequestState",
     "LookupResult",
+    "MLAAttentionSpec",
     "Medium",
     "OffloadKey",
     "OffloadPolicy",
     "OffloadingConfig",
+    "OffloadingConnector",
     "OffloadingConnectorStats",
     "OffloadingCounterMetadata",
     "OffloadingGaugeMetadata",
@@ -134,6 +168,7 @@ __all__ = [
     "ScheduleEndContext",
     "SecondaryTierManager",
     "SharedOffloadRegion",
+    "SlidingWindowSpec",
     "TieringOffloadingSpec",
     "TopKTopPSampler",
     "TransferJob",

@@ -5,21 +5,26 @@ Formula:
     ``bound_tokens`` is the smaller of ``max_tokens`` and what nine of ten answers of a tenant stayed within;
     the WAN time is that of the uncached part alone, so a long prompt that MD holds is no outlier.
 
-Its WAN transfer is held at P, last in priority. An answer that outgrows a bound from history was predicted
-wrongly: from then on its transfer goes like any other.
+The next turn of a conversation is none either, even if MD holds nothing of it: a prompt that some engine
+of the fleet knows by at least ``returning_ratio`` comes back, and what crosses now is saved on every later
+turn. Else a conversation of short answers on a slow line would never fill MD's cache.
+
+An outlier's WAN transfer is held at P, last in priority. An answer that outgrows a bound from history was
+predicted wrongly: from then on its transfer goes like any other.
 
 Example:
     46 MB missing on a 25 MB/s line with 30 ms RTT take 1.87 s. An answer of at most 20 tokens on an RLD that
-    makes one in 30 ms takes 0.57 s, below 0.8 * 1.87 s: an outlier. One of 100 tokens (2.97 s) is none.
+    makes one in 30 ms takes 0.57 s, below 0.8 * 1.87 s: an outlier. One of 100 tokens (2.97 s) is none, nor
+    is the second turn, of which RLD knows nine chunks in ten.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-OutlierReason = Literal["shorter_than_wan", "longer_than_wan", "no_relay", "no_wan", "off"]
+OutlierReason = Literal["shorter_than_wan", "longer_than_wan", "returns", "no_relay", "no_wan", "off"]
 LAST_PRIORITY = -1
-"""Behind every transfer that somebody waits for (``pdd.policy.send_order``: below 0 are outliers)."""
+"""Behind every transfer that somebody waits for (``pdd.policy.wan_order``: below 0 are outliers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,8 @@ class OutlierInput:
         history_tokens: What nine of ten answers of this tenant stayed within, or None if too few are known.
         relay_itl_s: Time RLD takes for one token, as measured.
         margin_ratio: How much shorter than the WAN time the decode has to be; 0 turns the filter off.
+        known_ratio: Believed share of the prompt at the engine of P's site that knows most of it.
+        returning_ratio: From this share on the prompt is a conversation's next turn.
     """
 
     relayed: bool
@@ -41,6 +48,8 @@ class OutlierInput:
     history_tokens: int | None
     relay_itl_s: float
     margin_ratio: float
+    known_ratio: float
+    returning_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,8 @@ def decide_outlier(facts: OutlierInput) -> OutlierDecision:
         return decision("no_relay")
     if not math.isfinite(facts.predicted_wan_s):
         return decision("no_wan")
+    if facts.known_ratio >= facts.returning_ratio:
+        return decision("returns")
     if decode_s < facts.margin_ratio * facts.predicted_wan_s:
         return decision("shorter_than_wan")
     return decision("longer_than_wan")

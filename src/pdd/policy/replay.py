@@ -28,7 +28,10 @@ class Policy:
 
 POLICIES: Mapping[str, Policy] = {
     "entry": Policy(decide=decide_entry, arguments={"facts": EntryInput}),
-    "placement": Policy(decide=place, arguments={"engines": list[EngineView]}),
+    "placement": Policy(
+        decide=place,
+        arguments={"engines": list[EngineView], "prompt_tokens": int, "affinity_weight_ratio": float},
+    ),
     "admission": Policy(decide=decide_admission, arguments={"prefills": int, "relays": int, "mains": int}),
     "pipeline": Policy(decide=decide_pipeline, arguments={"facts": PipelineInput}),
     "outlier": Policy(decide=decide_outlier, arguments={"facts": OutlierInput}),

@@ -26,6 +26,9 @@ class EngineView:
         max_model_len: Prompt and answer together, in tokens; None if not yet known.
         tripped: It failed too often lately; asked only when no other is left.
         kv_usage_ratio: How much of its KV cache running requests hold, as the engine says; 0 if it does not.
+        pending_tokens: Prompt tokens of open requests that it has yet to compute, as the router predicts
+            them.
+        held_tokens: Tokens of the prompt in question that its caches are believed to hold.
         itl_s: Seconds from one token of a request to its next, as the router saw them lately; None if never.
     """
 
@@ -38,6 +41,8 @@ class EngineView:
     itl_s: float | None = None
     tripped: bool = False
     kv_usage_ratio: float = 0.0
+    pending_tokens: int = 0
+    held_tokens: int = 0
 
     @property
     def load_ratio(self) -> float:

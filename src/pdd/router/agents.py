@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import aiohttp
@@ -36,16 +36,26 @@ AgentEvent = dict[str, Any]
 Listener = Callable[[AgentEvent], None]
 
 
+class StoreListener(Protocol):
+    """Hears of a store's size."""
+
+    def __call__(self, *, slots: int, used: int) -> None:
+        """The store has so many slots, and so many are used."""
+
+
 class AgentClient:
     """The control port of one engine's agent.
 
     Args:
         engine_id: The engine beside the agent.
         url: Base URL of the control port.
+        on_store: Told how many slots the agent's store has, and how many are used, when that may have
+            changed.
     """
 
-    def __init__(self, *, engine_id: str, url: str) -> None:
+    def __init__(self, *, engine_id: str, url: str, on_store: StoreListener) -> None:
         self.engine_id = engine_id
+        self._on_store = on_store
         self.url = url.rstrip("/")
         self.connected = False
         self.alive = False
@@ -78,9 +88,9 @@ class AgentClient:
         """Tell the sender to stop; tried for a while, as ``_post`` says."""
         await self._post(f"/v1/transfers/{quote(transfer, safe='')}/cancel", {"peers": peers})
 
-    async def resume(self, transfer: str, peers: list[str]) -> None:
-        """Tell the sender that what it holds may go; a failure is logged, RLD finishes then."""
-        await self._post(f"/v1/transfers/{quote(transfer, safe='')}/resume", {"peers": peers})
+    async def resume(self, transfer: str) -> None:
+        """Tell the sender that what it holds of it may go; a failure is logged, RLD finishes then."""
+        await self._post(f"/v1/transfers/{quote(transfer, safe='')}/resume", {})
 
     async def release(self, transfer: str) -> None:
         """Tell the receiver that the lease may end; failures are logged, since it ends by itself."""
@@ -205,5 +215,7 @@ class AgentClient:
             state = await answer.json()
         self.engine_connected = bool(state.get("engine_connected"))
         self.chunk_bytes = state.get("chunk_bytes") or self.chunk_bytes
+        if isinstance(store := state.get("store"), dict):
+            self._on_store(slots=int(store.get("slots", 0)), used=int(store.get("used", 0)))
         for link in state.get("peers", []):
             self.links[link["peer"]] = link

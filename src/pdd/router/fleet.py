@@ -8,16 +8,22 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import zmq.asyncio
+
+from pdd.config.load import agent_socket, kv_event_addresses
 from pdd.config.schema import EngineConfig, PddConfig, Role
 from pdd.core.errors import PddError
 from pdd.policy.breaker import Breaker, BreakerParams
 from pdd.policy.handoff import Mode
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.agents import AgentClient
-from pdd.router.belief import CacheBelief
+from pdd.router.belief import CacheBelief, PromptBlocks
 from pdd.router.engines import EngineClient
 from pdd.router.history import OutputHistory
+from pdd.router.kv_events import KvEventReader, block_hasher
+from pdd.router.kv_follow import KvEventFollower
 from pdd.router.scrape import MetricsPage
 
 log = logging.getLogger(__name__)
@@ -46,6 +52,9 @@ class EngineState:
         agent: AgentClient,
         page: MetricsPage,
         breaker: BreakerParams,
+        belief: CacheBelief,
+        events: KvEventReader,
+        follower: KvEventFollower,
     ) -> None:
         self.config = config
         self._page = page
@@ -55,7 +64,10 @@ class EngineState:
         self._breaker_params = breaker
         self.client = client
         self.agent = agent
-        self.belief = CacheBelief()
+        self.belief = belief
+        self.events = events
+        self._follower = follower
+        self._pending_tokens = 0
         self.healthy = False
         self._on_down: list[Callable[[], None]] = []
         self._num_expected = 0
@@ -77,7 +89,21 @@ class EngineState:
             itl_s=self.itl_s,
             tripped=self._is_tripped(),
             kv_usage_ratio=self.kv_usage_ratio,
+            pending_tokens=self._pending_tokens,
         )
+
+    def view_for(self, prompt: PromptBlocks) -> EngineView:
+        """The view, with what the engine is believed to hold of a prompt."""
+        return replace(self.view, held_tokens=self.belief.held_tokens(prompt))
+
+    @contextmanager
+    def computing(self, num_tokens: int) -> Iterator[None]:
+        """So many prompt tokens, which no cache holds, are to be computed here while the context is open."""
+        self._pending_tokens += num_tokens
+        try:
+            yield
+        finally:
+            self._pending_tokens -= num_tokens
 
     @contextmanager
     def expected(self) -> Iterator[None]:
@@ -96,6 +122,10 @@ class EngineState:
             yield
         finally:
             self._on_down.remove(on_down)
+
+    async def follow_caches(self) -> None:
+        """Keep the belief true to the engine's KV events, for ever."""
+        await self._follower.run()
 
     async def watch(self) -> None:
         """Keep ``healthy`` true to the engine's health check, for ever."""
@@ -179,6 +209,8 @@ class Fleet:
 
     def __init__(self, config: PddConfig) -> None:
         self._config = config
+        self._zmq = zmq.asyncio.Context()
+        self._hasher = block_hasher(config)
         self._in_service = config.engines
         self.engines = {engine.id: self._state(engine) for engine in config.engines}
         self.history = OutputHistory()
@@ -190,6 +222,9 @@ class Fleet:
     def _state(self, engine: EngineConfig) -> EngineState:
         router = self._config.router
         api_key = engine.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
+        belief = CacheBelief(max_blocks=router.max_believed_blocks)
+        events = KvEventReader(engine_id=engine.id, belief=belief, hasher=self._hasher)
+        socket = agent_socket(self._config, engine.id)
         return EngineState(
             engine,
             client=EngineClient(
@@ -199,8 +234,15 @@ class Fleet:
                 api_key=api_key,
             ),
             page=MetricsPage(url=engine.url, api_key=api_key),
-            agent=AgentClient(engine_id=engine.id, url=engine.control_url),
+            agent=AgentClient(engine_id=engine.id, url=engine.control_url, on_store=belief.store_is),
             breaker=BreakerParams(failures=router.breaker_failures, open_s=router.breaker_open_s),
+            belief=belief,
+            events=events,
+            follower=KvEventFollower(
+                context=self._zmq,
+                addresses=kv_event_addresses(engine, agent_socket=socket),
+                reader=events,
+            ),
         )
 
     async def start(self) -> None:
@@ -219,6 +261,7 @@ class Fleet:
         self._watches[state] = [
             asyncio.create_task(state.watch(), name=f"health {state.config.id}"),
             asyncio.create_task(state.agent.run(), name=f"events {state.config.id}"),
+            asyncio.create_task(state.follow_caches(), name=f"caches {state.config.id}"),
         ]
 
     async def close(self) -> None:
@@ -227,6 +270,7 @@ class Fleet:
             self._readiness.cancel()
         for state in list(self._watches):
             await self._end(state)
+        self._zmq.destroy(linger=0)
 
     async def _end(self, state: EngineState) -> None:
         tasks = self._watches.pop(state)
@@ -273,6 +317,12 @@ class Fleet:
         """Views of all engines of a role that are in service, in the file's order."""
         return [self.engines[engine.id].view for engine in self._in_service if engine.role == role]
 
+    def views_for(self, role: Role, prompt: PromptBlocks) -> list[EngineView]:
+        """As ``views``, with what each is believed to hold of a prompt."""
+        return [
+            self.engines[engine.id].view_for(prompt) for engine in self._in_service if engine.role == role
+        ]
+
     def is_wan(self, prefill: str, peer: str) -> bool:
         """Whether KV leaves the site on its way from a prefill engine to a peer."""
         return self.engines[prefill].config.site != self.engines[peer].config.site
@@ -284,11 +334,11 @@ class Fleet:
             peer, assumed_rate_bytes_per_s=policy.assumed_wan_rate, assumed_rtt_s=policy.assumed_wan_rtt_s
         )
 
-    def delta(self, main: str, keys: list[bytes]) -> DeltaView:
-        """What the main engine is believed to lack of the keys."""
+    def delta(self, main: str, prompt: PromptBlocks) -> DeltaView:
+        """What the main engine's store is believed to lack of the prompt."""
         state = self.engines[main]
         chunk_bytes = state.agent.chunk_bytes or self._any_chunk_bytes()
-        return DeltaView(missing_chunks=state.belief.missing(keys), chunk_bytes=chunk_bytes)
+        return DeltaView(missing_chunks=state.belief.missing_chunks(prompt), chunk_bytes=chunk_bytes)
 
     def _any_chunk_bytes(self) -> int:
         return next((s.agent.chunk_bytes for s in self.engines.values() if s.agent.chunk_bytes), 0)

@@ -9,9 +9,9 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
+from pdd.config.follow import follow_config
 from pdd.config.schema import PddConfig
 from pdd.router.app import RouterApp
-from pdd.router.reload import follow_config
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ async def _serve(config: PddConfig, path: Path | None) -> int:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop.set)
+    reload = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
     router = RouterApp(config)
     runner = web.AppRunner(
         router.app,
@@ -65,10 +67,14 @@ async def _serve(config: PddConfig, path: Path | None) -> int:
         return 1
     settle_memory()
     log.info("serving http://%s:%d/v1", config.router.host, config.router.port)
-    follower = asyncio.create_task(follow_config(path, router.fleet.apply)) if path else None
+    follower = _follow(path, router, reload) if path else None
     await stop.wait()
     if follower is not None:
         follower.cancel()
     log.info("draining for at most %g s", config.router.drain_timeout_s)
     await runner.cleanup()
     return 0
+
+
+def _follow(path: Path, router: RouterApp, reload: asyncio.Event) -> asyncio.Task[None]:
+    return asyncio.create_task(follow_config(path, router.fleet.apply, wake=reload))

@@ -124,6 +124,19 @@ class RouterMetrics:
             buckets=(0, 1, 2, 4, 16, 64, 256, 1024),
             registry=r,
         )
+        self.prefill_hit_error = Histogram(
+            "pdd_prefill_hit_error_tokens",
+            "Prompt tokens P found beyond or below what was believed, without sign",
+            ["engine"],
+            buckets=(0, 32, 64, 128, 512, 2048, 8192, 32768),
+            registry=r,
+        )
+        self.kv_batches = Counter(
+            "pdd_kv_event_batches_total",
+            "Batches of KV events by what became of them",
+            ["engine", "result"],
+            registry=r,
+        )
         self.errors = Counter("pdd_errors_total", "Error answers by HTTP status", ["status"], registry=r)
         self.engine_up = Gauge(
             "pdd_engine_up", "1 if the engine answers its health check", ["engine"], registry=r
@@ -148,6 +161,13 @@ class RouterMetrics:
         )
         self.belief_keys = Gauge(
             "pdd_cache_belief_chunks", "Chunks believed to be in the engine's store", ["engine"], registry=r
+        )
+
+        self.belief_blocks = Gauge(
+            "pdd_cache_belief_device_blocks",
+            "Blocks believed to be in the engine's device cache",
+            ["engine"],
+            registry=r,
         )
 
     def text(self) -> bytes:

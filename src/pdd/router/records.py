@@ -13,7 +13,8 @@ class Record:
     """One request as the client experienced it. Times are seconds from its arrival unless named otherwise.
 
     ``wan_bytes`` are all bytes put on the WAN for it, ``wan_bytes_without_drc`` what the whole prompt's KV
-    would have been. ``md_recomputed_tokens`` are the tokens whose KV MD computed instead of finding it.
+    would have been (of a cancelled transfer: what was sent until then). ``md_recomputed_tokens`` are the
+    tokens whose KV MD computed instead of finding it.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Record:
     attempts: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    predicted_cached_tokens: int | None = None
     output_tokens: int = 0
     ttft_s: float | None = None
     second_token_s: float | None = None
@@ -40,6 +42,7 @@ class Record:
     handoff_rounds: int = 0
     stall_s: float | None = None
     max_itl_s: float | None = None
+    median_itl_s: float | None = None
     predicted_wan_s: float | None = None
     wan_bytes: int = 0
     wan_bytes_without_drc: int = 0

@@ -8,6 +8,7 @@ from math import log
 from typing import Any
 
 from pdd.sim.fleet import build_parts
+from pdd.sim.kernel import collector_off
 from pdd.sim.run import FleetRun
 from pdd.sim.scenario import Scenario
 from pdd.sim.simulate import load_workload
@@ -40,11 +41,11 @@ def bench_sizes(
 
 def _one(scenario: Scenario, size: int) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
-    work = load_workload(scenario, requests=size)
-    paths = build_paths(work)
-    generated = time.process_time()
-    run = FleetRun(build_parts(scenario), work, paths)
-    totals = run.run()
+    with collector_off():
+        work = load_workload(scenario, requests=size)
+        paths = build_paths(work)
+        generated = time.process_time()
+        totals = FleetRun(build_parts(scenario), work, paths).run()
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     # Linux counts ru_maxrss in KiB, macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -7,7 +7,7 @@ those that simulate fleets or replay traces are in ``claims_fleet`` and ``claims
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from pdd.policy.wan_order import WanOrderParams
+from pdd.policy.wan_order import OrderParams
 from pdd.sim.cost import bcr_gain
 from pdd.sim.kv_bytes import IndexerLayout, KvFootprint, KvLayout, kv_footprint
 from pdd.sim.line import LineProfile
@@ -269,7 +269,7 @@ def wan_claims(*, requests: int = 40_000) -> list[Claim]:
         tokens=64_000,
         hit_bins=SPREAD_HITS,
         line=LineProfile(rate_bytes_per_s=20e9 / 8, rtt_s=0.03, flow_bytes_per_s=0.5e9 / 8, pool=1_000),
-        order=WanOrderParams(order="first-come"),
+        order=OrderParams(order="first-come"),
     )
     figures = run_wan_bench(bench, kv, seed=1)
     note = (

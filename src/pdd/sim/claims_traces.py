@@ -14,16 +14,29 @@ from pdd.sim.workload.stream import build_paths
 
 AGENT_TRACES = ("cc_agent_local.jsonl.gz", "cc_agent_global.jsonl.gz")
 
+SHARED_RELAYS = "RLD sharing P's engines"
 VARIANTS: dict[str, dict[str, Any]] = {
     "WAN order: shortest, unmasked first": {"policy": {"wan_order": "shortest-unmasked-first"}},
     "adaptive relay threshold": {"policy": {"relay_stretch_ratio": 8.0}},
     "MD prefills deltas up to 512 tokens": {"policy": {"main_prefill_max_tokens": 512}},
     "MD prefills deltas up to 2048 tokens": {"policy": {"main_prefill_max_tokens": 2048}},
     "hot prefixes on every MD": {"policy": {"hot_prefix_copies": 1}},
-    "outliers held": {"policy": {"hold_outliers": True}},
+    "that order, outliers last": {"policy": {"wan_order": "shortest-unmasked-first", "hold_outliers": True}},
     "wire codec, 1.3 times at 2 GB/s a transfer": {"line": {"compression_ratio": 1.3, "codec_rate": 2e9}},
+    SHARED_RELAYS: {"fleet": {"relay_shares_prefill": True}},
 }
 """Changes to a scenario's sections, by name."""
+
+
+def variant(scenario: Scenario, name: str) -> Scenario:
+    """The scenario with a variant's changes; where P's engines relay, the chips of RLD prefill as well."""
+    fleet = scenario.fleet
+    if name == SHARED_RELAYS and fleet.relay is not None:
+        chips = fleet.relay.engines * fleet.relay.chips_per_engine
+        more = chips // fleet.prefill.chips_per_engine
+        prefill = fleet.prefill.model_copy(update={"engines": fleet.prefill.engines + more})
+        scenario = changed(scenario, {"fleet": {"prefill": prefill}})
+    return changed(scenario, VARIANTS[name])
 
 
 def on_trace(scenario: Scenario, path: Path) -> Scenario:
@@ -55,8 +68,8 @@ def compare_variants(
         if on_progress is not None:
             on_progress(f"plain PDD at {rate:g} req/s")
         yield _row("plain PDD", rate, plain, plain)
-        for name, update in VARIANTS.items():
-            figures = run_parts(build_parts(changed(scenario, update)), workload=work, paths=paths)
+        for name in VARIANTS:
+            figures = run_parts(build_parts(variant(scenario, name)), workload=work, paths=paths)
             if on_progress is not None:
                 on_progress(f"{name} at {rate:g} req/s")
             yield _row(name, rate, figures, plain)
@@ -68,6 +81,8 @@ def _row(name: str, rate: float, figures: dict[str, Any], plain: dict[str, Any])
         "rate_per_s": rate,
         "goodput_rps": figures["goodput_rps"],
         "bcr_change": figures["bcr"] / plain["bcr"] - 1 if plain["bcr"] else 0.0,
+        "tpot_p99_s": figures["tpot_s"]["p99"],
+        "prefill_use": figures["use"]["prefill"],
         "second_token_p50_s": figures["second_token_s"]["p50"],
         "second_token_p99_s": figures["second_token_s"]["p99"],
         "p99_change": figures["second_token_s"]["p99"] / plain["second_token_s"]["p99"] - 1,

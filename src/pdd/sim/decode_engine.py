@@ -1,7 +1,8 @@
 """A decode engine as a fluid: all its requests gain tokens at one common rate, between events.
 
 Owns admission by memory and by time per token, the common rate, and the order of endings. The rate follows
-the roofline (or a measured curve): ``1 / (base[batch] + per_context * context tokens)``.
+the roofline (or a measured curve): ``1 / (base[batch] + per_context * context tokens)``; an engine that also
+prefills makes one token a chunk meanwhile.
 """
 
 from collections import deque
@@ -34,24 +35,11 @@ class DecodeTimes:
     extend_per_context_s: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Admission:
-    """What a request brings when it starts; not frozen only because one is made per request in the hottest
-    path.
-
-    Args:
-        context_tokens: KV it holds.
-        tokens: Tokens it makes here.
-        extend_tokens: Of its context, what has to be recomputed here; the other requests wait meanwhile.
-        hold_s: Its place is taken so long before its first token (loading KV, a round trip).
-    """
-
-    context_tokens: float
-    tokens: float
-    extend_tokens: float = 0.0
-    hold_s: float = 0.0
-
-
+Admission = tuple[float, float, float, float]
+"""What a request brings when it starts: the KV tokens it holds; the tokens it makes here; how many of its
+context have to be recomputed here, while the others wait; and for how many seconds its place is taken before
+its first token (loading KV, a round trip). A bare tuple: one is made per request in the hottest path.
+"""
 StartHook = Callable[[int], Admission | None]
 """Called when a request gets its place; None: it has no need of one any more."""
 
@@ -62,9 +50,11 @@ class DecodeEngine:
     """
 
     __slots__ = (
+        "_floor_s",
         "_heap",
         "_kernel",
         "_max_batch",
+        "_num_removed",
         "_on_done",
         "_on_start",
         "_since_s",
@@ -87,7 +77,9 @@ class DecodeEngine:
         self.mark = 0.0  # tokens every running request has made since the start of time
         self._since_s = 0.0
         self._step_s = inf
+        self._floor_s = 0.0
         self._heap: list[tuple[float, int]] = []
+        self._num_removed = 0  # entries of the heap whose request has left before its end
         self.joined: dict[
             int, tuple[float, float, float]
         ] = {}  # request -> (mark at start, context, mark at end)
@@ -100,12 +92,12 @@ class DecodeEngine:
     @property
     def step_s(self) -> float:
         """Time per token now, or of a lone request."""
-        return self._step_s if self.num_running else self._times.base_s[1]
+        return self._step_s if self.num_running else max(self._times.base_s[1], self._floor_s)
 
     @property
-    def max_batch(self) -> int:
-        """Most requests at once."""
-        return self._max_batch
+    def batch_s(self) -> float:
+        """What the running requests add to a step that reads the weights anyway: their contexts' reads."""
+        return self._times.per_context_s * self.context_tokens
 
     def fits_ever(self, context_tokens: float, tokens: float) -> bool:
         """Whether an empty engine could take the request."""
@@ -117,14 +109,11 @@ class DecodeEngine:
 
     def _fits(self, context_tokens: float, tokens: float) -> bool:
         times, running = self._times, self.num_running
-        if not running:
-            return self.reserved_tokens + context_tokens + tokens <= times.capacity_tokens
-        if (
-            running >= self._max_batch
-            or self.reserved_tokens + context_tokens + tokens > times.capacity_tokens
-        ):
+        if self.reserved_tokens + context_tokens + tokens > times.capacity_tokens:
             return False
-        return (
+        if not running:
+            return True
+        return running < self._max_batch and (
             times.base_s[running + 1] + times.per_context_s * (self.context_tokens + context_tokens)
             <= times.max_step_s
         )
@@ -139,8 +128,7 @@ class DecodeEngine:
         if not self.waiting and self._fits(context_tokens, tokens):
             self._advance()
             self._start(request)
-            if self.num_running:
-                self._reschedule()
+            self._reschedule()
         else:
             self.waiting.append((request, context_tokens, tokens))
 
@@ -153,8 +141,15 @@ class DecodeEngine:
         """Takes a running request out; whoever waits may start."""
         self._advance()
         self._leave(request)
+        self._num_removed += 1
         if self.waiting:
             self._admit()
+        self._reschedule()
+
+    def slow_to(self, floor_s: float) -> None:
+        """A step takes at least so long from now on: the engine prefills as well; 0 when it has ended."""
+        self._advance()
+        self._floor_s = floor_s
         self._reschedule()
 
     def _advance(self) -> None:
@@ -170,28 +165,32 @@ class DecodeEngine:
         asked = self._on_start(request)
         if asked is None:
             return
-        times, running, context = self._times, self.num_running, asked.context_tokens
-        if running and asked.extend_tokens:
+        context, tokens, extend, hold_s = asked
+        times, running = self._times, self.num_running
+        if running and extend:
             # The others wait while the missing KV is recomputed in one mixed step.
-            lost = self.extend_time_s(asked.extend_tokens, context) / self._step_s
+            lost = extend * (times.extend_s + times.extend_per_context_s * context) / self._step_s
             self.mark -= lost
             self.context_tokens -= lost * running
-        running = self.num_running = running + 1
-        self.context_tokens += context
-        self.reserved_tokens += context + asked.tokens
-        self._step_s = step = times.base_s[running] + times.per_context_s * self.context_tokens
-        begin = self.mark + asked.hold_s / step
-        end = begin + asked.tokens
+        self.num_running = running = running + 1
+        self.context_tokens = held = self.context_tokens + context
+        self.reserved_tokens += context + tokens
+        step = times.base_s[running] + times.per_context_s * held
+        if step < self._floor_s:
+            step = self._floor_s
+        self._step_s = step
+        begin = self.mark + hold_s / step
+        end = begin + tokens
         self.joined[request] = (begin, context, end)
         heappush(self._heap, (end, request))
 
     def _leave(self, request: int) -> None:
         begin, context, end = self.joined.pop(request)
-        made = self.mark - begin
-        self.num_running -= 1
-        self.context_tokens -= context + made
-        self.reserved_tokens -= context + end - begin
-        if not self.num_running:
+        self.num_running = running = self.num_running - 1
+        if running:
+            self.context_tokens -= context + (self.mark - begin)
+            self.reserved_tokens -= context + end - begin
+        else:
             self.context_tokens = self.reserved_tokens = 0.0  # ends the drift of rounding
 
     def _admit(self) -> None:
@@ -203,38 +202,51 @@ class DecodeEngine:
         running = self.num_running
         if not running:
             return
-        times = self._times
-        step = self._step_s = times.base_s[running] + times.per_context_s * self.context_tokens
-        heap, joined = self._heap, self.joined
-        end, request = heap[0]
-        while request not in joined or joined[request][2] != end:
-            heappop(heap)
-            end, request = heap[0]
-        ends_s = self._since_s + (end - self.mark) * step
+        times, heap = self._times, self._heap
+        step = times.base_s[running] + times.per_context_s * self.context_tokens
+        if step < self._floor_s:
+            step = self._floor_s
+        self._step_s = step
+        if self._num_removed:
+            self._forget_removed()
+        ends_s = self._since_s + (heap[0][0] - self.mark) * step
         # A wake-up that comes too early re-schedules itself, so only an earlier end needs a new event.
         if ends_s < self._wake_s:
             self._wake_s = ends_s
             self._kernel.at(ends_s, COMPLETION, self._wake, ends_s)
+
+    def _forget_removed(self) -> None:
+        heap, joined = self._heap, self.joined
+        while heap:
+            end, request = heap[0]
+            entry = joined.get(request)
+            if entry is not None and entry[2] == end:
+                return
+            heappop(heap)
+            self._num_removed -= 1
 
     def _wake(self, scheduled_s: float) -> None:
         if scheduled_s != self._wake_s:
             return
         self._wake_s = inf
         self._advance()
-        heap, joined = self._heap, self.joined
+        heap = self._heap
         mark = self.mark + 1e-6
         if not heap or heap[0][0] > mark:
             self._reschedule()  # woken too early: others joined since
             return
         done = []
         while heap and heap[0][0] <= mark:
-            end, request = heappop(heap)
-            entry = joined.get(request)
-            if entry is not None and entry[2] == end:
-                self._leave(request)
-                done.append(request)
+            if self._num_removed:
+                self._forget_removed()
+                if not heap or heap[0][0] > mark:
+                    break
+            request = heappop(heap)[1]
+            self._leave(request)
+            done.append(request)
         if done and self.waiting:
             self._admit()
         self._reschedule()
+        on_done = self._on_done
         for request in done:
-            self._on_done(request)
+            on_done(request)

@@ -111,8 +111,8 @@ class Parts:
         """What the scenario's fleet costs, thing by thing."""
         fleet = self.scenario.fleet
         roles = [("prefill", fleet.prefill), ("main", fleet.main)]
-        if fleet.relay is not None and fleet.architecture.startswith("pdd"):
-            roles.insert(1, ("relay", fleet.relay))
+        if fleet.owned_relay is not None:
+            roles.insert(1, ("relay", fleet.owned_relay))
         if fleet.local_prefill is not None and fleet.architecture == "prfaas":
             roles.append(("local_prefill", fleet.local_prefill))
         lines = [

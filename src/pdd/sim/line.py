@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf, sqrt
 
-from pdd.policy.wan_order import TransferView, WanOrderParams, transfer_rank_s
+from pdd.policy.wan_order import OrderParams, transfer_rank_s
 from pdd.sim.kernel import COMPLETION, Kernel
 
 
@@ -47,10 +47,29 @@ def loss_limited_bytes_per_s(*, rtt_s: float, loss_ratio: float, segment_bytes: 
 class Flow:
     """One transfer; ``left_bytes`` is exact only while it waits."""
 
-    __slots__ = ("finish_mark", "left_bytes", "on_done", "rank", "request", "state")
+    __slots__ = (
+        "finish_mark",
+        "is_unmasked",
+        "left_bytes",
+        "on_done",
+        "priority",
+        "request",
+        "since_s",
+        "state",
+    )
 
-    def __init__(self, request: int, num_bytes: float, rank: float, on_done: Callable[[int], None]) -> None:
-        self.request, self.left_bytes, self.rank, self.on_done = request, num_bytes, rank, on_done
+    def __init__(
+        self,
+        request: int,
+        num_bytes: float,
+        since_s: float,
+        on_done: Callable[[int], None],
+        *,
+        priority: int,
+        is_unmasked: bool,
+    ) -> None:
+        self.request, self.left_bytes, self.since_s, self.on_done = request, num_bytes, since_s, on_done
+        self.priority, self.is_unmasked = priority, is_unmasked
         self.state = WAITING
         self.finish_mark = 0.0
 
@@ -78,7 +97,7 @@ class Line:
         "waiting_bytes",
     )
 
-    def __init__(self, kernel: Kernel, profile: LineProfile, order: WanOrderParams) -> None:
+    def __init__(self, kernel: Kernel, profile: LineProfile, order: OrderParams) -> None:
         self._kernel, self._profile, self._order = kernel, profile, order
         self._mark = 0.0  # bytes every moving flow has received since the start of time
         self._since_s = 0.0
@@ -111,6 +130,12 @@ class Line:
         """Whether a new flow has to wait or displace another."""
         return self._num_moving >= self._profile.pool
 
+    def use_ratio(self, span_s: float) -> float:
+        """Bytes sent over what the line could have carried in a time."""
+        profile = self._profile
+        can_bytes_per_s = min(profile.rate_bytes_per_s, profile.flow_bytes_per_s * profile.pool)
+        return self.sent_bytes / span_s / can_bytes_per_s
+
     def queue_s(self) -> float:
         """How long what waits now would take, the line being shared by a full pool."""
         profile = self._profile
@@ -122,32 +147,21 @@ class Line:
         request: int,
         num_bytes: float,
         *,
-        masked: bool,
-        relay_load_ratio: float,
         on_done: Callable[[int], None],
-        hold_s: float = 0.0,
+        priority: int = 0,
+        is_unmasked: bool = True,
     ) -> Flow:
         """Queues a transfer; ``on_done(request)`` runs when its last byte has left the line.
 
-        A held transfer counts as having come ``hold_s`` later.
+        ``priority`` and ``is_unmasked`` are the order's (``pdd.policy.wan_order``).
         """
-        kernel, profile = self._kernel, self._profile
-        now = kernel.now_s
-        order = self._order
-        if order.order == "first-come":
-            rank = now
-        else:
-            alone = num_bytes / min(profile.rate_bytes_per_s, profile.flow_bytes_per_s)
-            view = TransferView(
-                enqueued_s=now, transfer_s=alone, masked=masked, relay_load_ratio=relay_load_ratio
-            )
-            rank = transfer_rank_s(view, order)
-        flow = Flow(request, num_bytes, rank + hold_s, on_done)
+        now = self._kernel.now_s
+        flow = Flow(request, num_bytes, now, on_done, priority=priority, is_unmasked=is_unmasked)
         self.offered_bytes += num_bytes
         if self._num_moving:
             self._mark += (now - self._since_s) * self._rate
         self._since_s = now
-        if self._num_moving < profile.pool:
+        if self._num_moving < self._profile.pool:
             self._start(flow)
         else:
             self._displace_or_wait(flow)
@@ -186,18 +200,30 @@ class Line:
     def _wait(self, flow: Flow) -> None:
         flow.state = WAITING
         self._sequence += 1
-        heappush(self._waiting, (flow.rank, self._sequence, flow))
+        heappush(self._waiting, (self._rank_s(flow, flow.left_bytes), self._sequence, flow))
         self.waiting_bytes += flow.left_bytes
+
+    def _rank_s(self, flow: Flow, remaining_bytes: float) -> float:
+        return transfer_rank_s(
+            since_s=flow.since_s,
+            remaining_bytes=remaining_bytes,
+            priority=flow.priority,
+            is_unmasked=flow.is_unmasked,
+            params=self._order,
+        )
 
     def _displace_or_wait(self, flow: Flow) -> None:
         if self._order.order == "first-come":
             self._wait(flow)
             return
-        worst = max((item for item in self._moving if item[2].state == MOVING), key=lambda item: item[2].rank)
-        victim = worst[2]
-        if victim.rank <= flow.rank:
+        moving = [item for item in self._moving if item[2].state == MOVING]
+        ranks = [self._rank_s(item[2], item[0] - self._mark) for item in moving]
+        worst_rank = max(ranks)
+        if worst_rank <= self._rank_s(flow, flow.left_bytes):
             self._wait(flow)
             return
+        worst = moving[ranks.index(worst_rank)]
+        victim = worst[2]
         victim.left_bytes = max(0.0, victim.finish_mark - self._mark)
         self._moving.remove(worst)
         heapify(self._moving)

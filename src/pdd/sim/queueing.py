@@ -7,8 +7,8 @@ run uses.
 import random
 from dataclasses import dataclass
 
-from pdd.policy.wan_order import WanOrderParams
-from pdd.sim.decode_engine import Admission, DecodeEngine, DecodeTimes
+from pdd.policy.wan_order import OrderParams
+from pdd.sim.decode_engine import DecodeEngine, DecodeTimes
 from pdd.sim.kernel import Kernel
 from pdd.sim.line import Line, LineProfile
 
@@ -47,7 +47,7 @@ def check_line(
     """
     kernel = Kernel()
     profile = LineProfile(rate_bytes_per_s=1.0, rtt_s=0.0, flow_bytes_per_s=1.0, pool=10**9 if shared else 1)
-    line = Line(kernel, profile, WanOrderParams(order="first-come"))
+    line = Line(kernel, profile, OrderParams(order="first-come"))
     rng = random.Random(seed)
     times = _poisson(rng, load, arrivals)
     total = 0.0
@@ -60,7 +60,7 @@ def check_line(
 
     def arrive(request: int) -> None:
         size = 1.0 if fixed_size else rng.expovariate(1.0)
-        line.send(request, size, masked=False, relay_load_ratio=0.0, on_done=finished)
+        line.send(request, size, on_done=finished)
 
     kernel.run(arrivals=times, on_arrival=arrive, until_s=times[-1])
     in_flight = arrivals - done
@@ -95,7 +95,7 @@ def check_decode_engine(*, load: float, arrivals: int, seed: int) -> QueueCheck:
         DecodeTimes(
             base_s=[float(batch) for batch in range(2_000)], per_context_s=0.0, capacity_tokens=float("inf")
         ),
-        on_start=lambda request: Admission(context_tokens=0.0, tokens=sizes[request]),
+        on_start=lambda request: (0.0, sizes[request], 0.0, 0.0),
         on_done=finished,
     )
     kernel.run(

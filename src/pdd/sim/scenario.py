@@ -1,18 +1,14 @@
 """The schema of a scenario file: every assumption behind a prediction, with its unit.
 
-Owns reading and checking ``scenario.toml``. Quantities people type (``"100gbit"``, ``"30ms"``,
-``"512GiB"``) are parsed here; from here on everything is bytes, seconds and bytes per second.
+Owns the sections and their checks; ``scenario_file`` reads them. Quantities people type (``"100gbit"``,
+``"30ms"``, ``"512GiB"``) are parsed here; from here on everything is bytes, seconds and bytes per second.
 """
 
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pdd.core.errors import ConfigurationError
 from pdd.core.units import parse_duration_s, parse_rate_bytes_per_s, parse_size_bytes
-from pdd.sim.messages import explain_validation
 
 Rate = Annotated[
     float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)
@@ -142,12 +138,28 @@ class FleetSection(Section):
     """The decode-side radix cache (DRC). Without it every prompt's whole KV crosses."""
     offload_above_tokens: Count = 8192
     """``prfaas`` only: uncached length from which prefill goes remote."""
+    relay_shares_prefill: bool = False
+    """Relays decode on the prefill engines, one token a chunk; no ``relay`` is needed then, or bought."""
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether the architecture relays requests."""
+        return self.architecture.startswith("pdd")
+
+    @property
+    def owned_relay(self) -> RoleSection | None:
+        """The relay engines that are bought; None if there are none of their own."""
+        return self.relay if self.has_relays and not self.relay_shares_prefill else None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.prefill.engines or not self.main.engines:
             raise ValueError("fleet needs at least one prefill and one main engine (engines = 0)")
-        if self.architecture.startswith("pdd") and (self.relay is None or not self.relay.engines):
+        if (
+            self.has_relays
+            and not self.relay_shares_prefill
+            and (self.relay is None or not self.relay.engines)
+        ):
             raise ValueError(
                 f"fleet.relay is required for architecture {self.architecture}, with at least one engine"
             )
@@ -194,8 +206,10 @@ class PolicySection(Section):
     """WAN time tolerated without a relay."""
     wan_order: Literal["first-come", "shortest-unmasked-first"] = "shortest-unmasked-first"
     """Order of transfers on the line; see ``docs/explanation/simulator.md`` for what it brings."""
-    patience_ratio: Annotated[float, Field(ge=0)] = 10.0
-    masked_grace: Duration = 5.0
+    wan_ageing: Duration = 5.0
+    """Waiting that weighs as much as half of what a transfer has left."""
+    masked_steps: Annotated[float, Field(ge=0)] = 6.0
+    """Doublings of its length that a transfer counts for while a relay decodes for its request."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
     catch_up_max_rounds: Count = 4
@@ -211,6 +225,10 @@ class PolicySection(Section):
     """Transfers that would land after their request ended are queued last."""
     outlier_output_tokens: Count = 2000
     """Output expected of a request when nothing better is known (a high quantile of history)."""
+    outlier_margin_ratio: Ratio = 0.8
+    """A request is an outlier if RLD would end it in this part of the WAN time."""
+    outlier_returning_ratio: Ratio = 0.5
+    """It is none if P knows so much of its prompt: a conversation's next turn comes back."""
 
 
 class BaselineSection(Section):
@@ -268,66 +286,3 @@ class Scenario(Section):
         if self.fleet.architecture != "one-site" and self.line is None:
             raise ValueError(f"line is required for architecture {self.fleet.architecture}")
         return self
-
-
-def load_scenario(path: Path, *, overrides: tuple[str, ...] = ()) -> Scenario:
-    """The checked scenario of a file.
-
-    Args:
-        path: TOML.
-        overrides: ``section.key=value`` texts laid over the file, values in TOML.
-
-    Raises:
-        ConfigurationError: Naming the file, each wrong key and what was expected there.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides:
-        _lay_over(values, override)
-    return parse_scenario(values, source=str(path), base=path.parent)
-
-
-def parse_scenario(values: dict[str, Any], *, source: str, base: Path) -> Scenario:
-    """As ``load_scenario``, from values already read; paths are taken relative to ``base``."""
-    try:
-        scenario = Scenario.model_validate(values)
-    except ValidationError as error:
-        raise ConfigurationError(explain_validation(error, source=source, what="scenario")) from error
-    update: dict[str, Any] = {}
-    if scenario.workload.path:
-        update["workload"] = scenario.workload.model_copy(
-            update={"path": _absolute(scenario.workload.path, base)}
-        )
-    if scenario.chips:
-        update["chips"] = _absolute(scenario.chips, base)
-    return scenario.model_copy(update=update)
-
-
-def _absolute(path: str, base: Path) -> str:
-    return path if Path(path).is_absolute() else str(base / path)
-
-
-def _lay_over(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigurationError(
-            f"--set {override!r}: expected section.key=value, as in line.rate='\"50gbit\"'"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    target = values
-    *sections, last = key.strip().split(".")
-    for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise ConfigurationError(f"--set {override!r}: {section} is not a section")
-    target[last] = value

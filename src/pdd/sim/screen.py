@@ -99,8 +99,8 @@ def unit_rates(
     context = profile.input_tokens + profile.output_tokens / 2
     main_rps, batch, bound = decode_rate(main, context_tokens=context, output_tokens=profile.output_tokens)
     relay_rps = inf
-    if fleet.relay is not None and fleet.architecture.startswith("pdd") and flow_bytes_per_s < inf:
-        relay = parts.role(fleet.relay, "relay") if roles is None else roles["relay"]
+    if fleet.owned_relay is not None and flow_bytes_per_s < inf:
+        relay = parts.role(fleet.owned_relay, "relay") if roles is None else roles["relay"]
         share, wan_s = relayed_share(
             profile, parts, flow_bytes_per_s=flow_bytes_per_s, slack_s=scenario.policy.second_token_slack
         )

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from pdd.policy.wan_order import WanOrderParams
+from pdd.policy.wan_order import OrderParams
 from pdd.sim.kernel import Kernel
 from pdd.sim.kv_bytes import KvFootprint
 from pdd.sim.line import Line, LineProfile
@@ -32,7 +32,7 @@ class WanBench:
     tokens: int
     hit_bins: tuple[tuple[float, float, float], ...]
     line: LineProfile
-    order: WanOrderParams
+    order: OrderParams
 
 
 SPREAD_HITS = (
@@ -68,7 +68,7 @@ def run_wan_bench(bench: WanBench, kv: KvFootprint, *, seed: int) -> dict[str, A
 
     def arrive(request: int) -> None:
         num_bytes = kv.delta_bytes(bench.tokens, bench.tokens * hits[request])
-        line.send(request, num_bytes, masked=False, relay_load_ratio=0.0, on_done=finished)
+        line.send(request, num_bytes, on_done=finished)
 
     kernel.run(arrivals=times, on_arrival=arrive)
     warm = bench.requests // 5

@@ -16,7 +16,7 @@ from typing import Final, TypeVar, cast
 
 from pdd.core.errors import ConnectionLostError, DeadlineError, TransportError, UntrustedPeerError
 from pdd.transport.base import Buffer, Stream
-from pdd.transport.sockets import pace
+from pdd.transport.sockets import count_segments, pace
 
 _RECORD_BYTES: Final = 16 * 2**10
 """Most payload in one TLS record (RFC 8446, section 5.1)."""
@@ -53,6 +53,10 @@ class TlsStream(Stream):
         """See ``Stream.limit_rate``."""
         pace(self._tls, rate_bytes_per_s)
 
+    def segments(self) -> tuple[int, int] | None:
+        """See ``Stream.segments``."""
+        return count_segments(self._tls)
+
     def send(self, buffers: Sequence[Buffer], *, timeout_s: float | None = None) -> int:
         """See ``Stream.send``."""
         total = 0
@@ -72,17 +76,38 @@ class TlsStream(Stream):
     def recv_exactly(self, buffer: memoryview) -> None:
         """See ``Stream.recv_exactly``."""
         # A sender writes record by record; this waits for many at once.
-        rest = buffer
+        filled = 0
         with self._using():
-            while rest:
+            while filled < buffer.nbytes:
+                left = buffer.nbytes - filled
                 num_bytes = self._call(
-                    lambda rest=rest: self._tls.recv_into(rest),  # type: ignore[misc]
+                    lambda filled=filled: self._read_ready(buffer[filled:]),  # type: ignore[misc]
                     None,
-                    low_water=min(rest.nbytes - _OPENSSL_HOLDS, _LOW_WATER),
+                    low_water=min(left - _OPENSSL_HOLDS, _LOW_WATER),
                 )
                 if num_bytes == 0:
                     raise ConnectionLostError(f"{self._peer_address} closed the connection")
-                rest = rest[num_bytes:]
+                filled += num_bytes
+
+    def _read_ready(self, buffer: memoryview) -> int:
+        """What the socket has is in the buffer, record after record; 0 after the end.
+
+        OpenSSL gives one record a call, so this loop runs 64 times a megabyte and does nothing else.
+
+        Raises:
+            SSLWantReadError: If the socket has nothing.
+        """
+        read, filled, size = self._tls.read, 0, buffer.nbytes
+        try:
+            while filled < size:
+                num_bytes = cast("int", read(size - filled, buffer[filled:]))
+                if not num_bytes:
+                    break
+                filled += num_bytes
+        except ssl.SSLWantReadError:
+            if not filled:
+                raise
+        return filled
 
     def _set_low_water(self, num_bytes: int) -> None:
         """The socket counts as readable only with so many bytes in it, or when it has ended."""

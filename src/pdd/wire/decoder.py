@@ -15,10 +15,14 @@ import msgspec
 import xxhash
 
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
+from pdd.wire.codec import BF16_SPLIT, Bf16Codec
 from pdd.wire.frames import (
     DATA_CHECK,
     DATA_FIELDS,
+    DATA_FLAGS,
     DATA_HEADER_BYTES,
+    FLAG_CODED,
+    FLAG_UNASKED,
     KIND_CONTROL,
     KIND_DATA,
     MAGIC,
@@ -45,12 +49,18 @@ class ControlReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataHeader:
-    """A DATA frame's header arrived and is good; its payload of ``length`` bytes follows."""
+    """A DATA frame's header arrived and is good; its payload of ``length`` bytes follows.
+
+    If it is coded, it takes ``wire_length`` bytes on the wire instead.
+    """
 
     number: int
     index: int
     offset: int
     length: int
+    wire_length: int
+    is_unasked: bool = False
+    is_coded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +105,10 @@ class FrameDecoder:
         self._target = self._head[: PREFIX.size]
         self._filled = 0
         self._drop_left = 0
+        self._codec: Bf16Codec | None = None
+        self._coded = memoryview(bytearray())
+        self._decoded: memoryview | None = None
+        """Where a coded payload goes once it is here; None for one that goes there at once."""
         self._checksum = 0
         self._header: DataHeader | None = None
 
@@ -103,9 +117,10 @@ class FrameDecoder:
         """Whether the connection may end here without a frame being cut."""
         return self._part is _Part.PREFIX and self._filled == 0
 
-    def accept_peer(self) -> None:
-        """The peer is known: control frames may be as long as the protocol allows."""
+    def accept_peer(self, *, codec: str = "") -> None:
+        """The peer is known: control frames may be as long as the protocol allows, payloads in the codec."""
         self._max_control_bytes = MAX_CONTROL_BYTES
+        self._codec = Bf16Codec() if codec == BF16_SPLIT else None
 
     def expect_data_only(self) -> None:
         """A whole DATA header is asked for at once; a control frame is an error from the next frame on.
@@ -157,12 +172,16 @@ class FrameDecoder:
         """
         if self._part is not _Part.UNPLACED or self._header is None:
             raise LocalProtocolError("no payload is waiting for a place")
-        self._part, self._filled = _Part.PAYLOAD, 0
+        self._part, self._filled, self._decoded = _Part.PAYLOAD, 0, None
         if target is None:
             self._scratch = self._scratch or memoryview(bytearray(_SCRATCH_BYTES))
-            self._drop_left = self._header.length
+            self._drop_left = self._header.wire_length
         elif target.nbytes != self._header.length:
             raise LocalProtocolError(f"place of {target.nbytes} bytes for a payload of {self._header.length}")
+        elif self._header.is_coded:
+            if self._coded.nbytes < self._header.wire_length:
+                self._coded = memoryview(bytearray(self._header.wire_length))
+            self._target, self._decoded = self._coded[: self._header.wire_length], target
         else:
             self._target = target
 
@@ -193,13 +212,22 @@ class FrameDecoder:
             return self._end_control()
         if self._part is _Part.DATA_FIELDS:
             return self._end_header()
-        return self._end_payload(intact=xxhash.xxh3_64_intdigest(self._target) == self._checksum)
+        return self._end_payload(intact=self._is_intact())
+
+    def _is_intact(self) -> bool:
+        """Whether the payload is in its place, decoded, and is what was sent."""
+        if self._decoded is None:
+            return xxhash.xxh3_64_intdigest(self._target) == self._checksum
+        target, self._decoded = self._decoded, None
+        assert self._codec is not None
+        is_decoded = self._codec.decode(self._target, target)
+        return is_decoded and xxhash.xxh3_64_intdigest(target) == self._checksum
 
     def _begin_frame(self) -> None:
-        magic, kind, zero, length, self._checksum = PREFIX.unpack_from(self._head)
+        magic, kind, flags, length, self._checksum = PREFIX.unpack_from(self._head)
         if magic in _TLS_MAGIC:
             raise RemoteProtocolError("the peer speaks TLS, this side does not")
-        if magic != MAGIC or zero:
+        if magic != MAGIC or flags & ~(DATA_FLAGS if kind == KIND_DATA else 0):
             raise RemoteProtocolError("the peer does not speak this protocol")
         is_control = kind == KIND_CONTROL and self._first_bytes == PREFIX.size
         if is_control and 0 < length <= self._max_control_bytes:
@@ -221,12 +249,25 @@ class FrameDecoder:
         return ControlReceived(frame=frame, num_bytes=PREFIX.size + body.nbytes)
 
     def _end_header(self) -> DataHeader:
-        number, index, offset = DATA_FIELDS.unpack_from(self._head, PREFIX.size)
+        number, index, offset, size = DATA_FIELDS.unpack_from(self._head, PREFIX.size)
         (check,) = DATA_CHECK.unpack_from(self._head, _HEAD_BYTES)
         if check != head_check(self._head[:_HEAD_BYTES]):
             raise RemoteProtocolError("DATA header with a wrong check")
-        length = PREFIX.unpack_from(self._head)[3]
-        self._header = DataHeader(number=number, index=index, offset=offset, length=length)
+        _, _, flags, length, _ = PREFIX.unpack_from(self._head)
+        is_coded = bool(flags & FLAG_CODED)
+        if is_coded and self._codec is None:
+            raise RemoteProtocolError("a coded payload, but no codec was agreed on")
+        if not length <= size <= self._max_piece_bytes or is_coded != (length < size):
+            raise RemoteProtocolError(f"payload of {size} bytes in {length}")
+        self._header = DataHeader(
+            number=number,
+            index=index,
+            offset=offset,
+            length=size,
+            wire_length=length,
+            is_unasked=bool(flags & FLAG_UNASKED),
+            is_coded=is_coded,
+        )
         self._part = _Part.UNPLACED
         return self._header
 

@@ -1,7 +1,7 @@
 """Frames between two agents: what they are, and how each is written.
 
-A frame is a 16-byte prefix (magic, kind, zero, length, xxh3_64 of the body) and a body. The body of a
-control frame is msgpack, tagged by type. A DATA frame has 16 more bytes of fixed header between prefix
+A frame is a 16-byte prefix (magic, kind, flags, length, xxh3_64 of the body) and a body. The body of a
+control frame is msgpack, tagged by type. A DATA frame has 20 more bytes of fixed header between prefix
 and payload, with a check of their own: a header must be known to be good before its payload is written
 to the slot it names.
 
@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 PROBE_VERSION: Final = 0
 """A HELLO of this version asks only who answers; it is always refused, as ``probe``."""
 MAX_HELLO_BYTES: Final = 64 * 2**10
@@ -33,10 +33,15 @@ MAGIC: Final = 0x4450
 """``PD`` on the wire, little-endian."""
 KIND_CONTROL: Final = 1
 KIND_DATA: Final = 2
+FLAG_UNASKED: Final = 1
+"""On DATA: the payload was sent before the receiver has said that it lacks the chunk."""
+FLAG_CODED: Final = 2
+"""On DATA: the payload is coded (``pdd.wire.codec``); check and size are of the decoded one."""
+DATA_FLAGS: Final = FLAG_UNASKED | FLAG_CODED
 PREFIX: Final = struct.Struct("<HBBIQ")
-"""magic, kind, zero, body length in bytes, xxh3_64 of the body."""
-DATA_FIELDS: Final = struct.Struct("<III")
-"""transfer number, chunk index, offset in the chunk."""
+"""magic, kind, flags (none on a control frame), body length in bytes, xxh3_64 of the body."""
+DATA_FIELDS: Final = struct.Struct("<IIII")
+"""transfer number, chunk index, offset in the chunk, size of the decoded payload."""
 DATA_CHECK: Final = struct.Struct("<I")
 """Low 32 bits of xxh3_64 over prefix and fields."""
 DATA_HEADER_BYTES: Final = PREFIX.size + DATA_FIELDS.size + DATA_CHECK.size
@@ -56,7 +61,9 @@ class Hello(Frame, frozen=True, tag=1):
     """First frame of every connection, from the side that dialled.
 
     Connections with one ``session`` belong together: ``stream`` 0 carries control frames, the others
-    DATA. ``fingerprint`` gives the meaning of the dialling side's chunk bytes.
+    DATA. ``fingerprint`` gives the meaning of the dialling side's chunk bytes, ``codecs`` names the codecs
+    it can send payloads in. ``expected`` is whom it means to reach: another agent refuses before a session is
+    made, which would replace the one this peer may rightly have there.
     """
 
     version: int
@@ -64,21 +71,29 @@ class Hello(Frame, frozen=True, tag=1):
     session: Name
     stream: Annotated[int, Meta(ge=0, le=1024)]
     fingerprint: Annotated[dict[Name, Text], Meta(max_length=64)]
+    codecs: Annotated[list[Name], Meta(max_length=16)] = []
+    expected: Name = ""
 
 
 class HelloOk(Frame, frozen=True, tag=2):
-    """The connection is accepted; ``peer`` is the accepting agent."""
+    """The connection is accepted; ``peer`` is the accepting agent.
+
+    ``unasked_bytes`` is the credit for DATA of chunks that the receiver has not answered yet, ``codec`` the
+    one of HELLO's codecs that payloads may be in; empty: none.
+    """
 
     version: int
     peer: Name
+    unasked_bytes: Number = 0
+    codec: Name = ""
 
 
 class Refused(Frame, frozen=True, tag=3):
     """The connection is not accepted and will be closed.
 
     ``reason`` is ``version``, ``incompatible`` (``fields`` names what differs), ``not_ready`` (no engine
-    has said yet what chunks are), ``identity`` (the certificate is another's), ``unknown_session`` or
-    ``probe``. ``peer`` is the refusing agent.
+    has said yet what chunks are), ``identity`` (the certificate is another's), ``wrong_peer`` (another agent
+    is meant), ``unknown_session`` or ``probe``. ``peer`` is the refusing agent.
     """
 
     reason: Name
@@ -99,11 +114,16 @@ class Offer(Frame, frozen=True, tag=4):
 
 
 class Want(Frame, frozen=True, tag=5):
-    """The receiver lacks these chunks whole, and these ``(index, offset, length)`` pieces once more."""
+    """The receiver lacks these chunks whole, and these ``(index, offset, length)`` pieces once more.
+
+    ``answered`` is how many of the offered chunks it has looked up by now; 0 in a WANT that answers no
+    OFFER. What is below and was never wanted, the receiver has or gets elsewhere.
+    """
 
     number: Number
     indices: Annotated[list[Index], Meta(max_length=MAX_INDICES_PER_FRAME)]
     pieces: Annotated[list[tuple[Index, Number, Number]], Meta(max_length=MAX_INDICES_PER_FRAME)] = []
+    answered: Annotated[int, Meta(ge=0, le=MAX_CHUNKS)] = 0
 
 
 class Ack(Frame, frozen=True, tag=6):
@@ -141,15 +161,21 @@ class Cancel(Frame, frozen=True, tag=10):
 
 
 class Ping(Frame, frozen=True, tag=11):
-    """Asks for a ``Pong`` with the same ``nonce``: round-trip time, and a sign of life."""
+    """Asks for a ``Pong`` with the same ``nonce``: round-trip time, and a sign of life.
+
+    ``sent`` is how many control frames this side had sent in the session before it, handshake aside: a frame
+    that was lost on the way shows within a ping.
+    """
 
     nonce: Number
+    sent: Number = 0
 
 
 class Pong(Frame, frozen=True, tag=12):
-    """Answer to ``Ping``."""
+    """Answer to ``Ping``; ``sent`` likewise, of the answering side."""
 
     nonce: Number
+    sent: Number = 0
 
 
 ControlFrame = Hello | HelloOk | Refused | Offer | Want | Ack | End | Landed | Failed | Cancel | Ping | Pong
@@ -164,10 +190,20 @@ def encode_control(frame: ControlFrame) -> bytes:
     return PREFIX.pack(MAGIC, KIND_CONTROL, 0, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
 
-def encode_data_header(*, number: int, index: int, offset: int, payload: memoryview) -> bytes:
-    """The 32 bytes that precede ``payload`` in a DATA frame."""
-    prefix = PREFIX.pack(MAGIC, KIND_DATA, 0, payload.nbytes, xxhash.xxh3_64_intdigest(payload))
-    head = prefix + DATA_FIELDS.pack(number, index, offset)
+def encode_data_header(
+    *,
+    number: int,
+    index: int,
+    offset: int,
+    payload: memoryview,
+    is_unasked: bool = False,
+    coded_bytes: int | None = None,
+) -> bytes:
+    """The 36 bytes that precede ``payload``, or what it was coded to, in a DATA frame."""
+    flags = (FLAG_UNASKED if is_unasked else 0) | (0 if coded_bytes is None else FLAG_CODED)
+    length = payload.nbytes if coded_bytes is None else coded_bytes
+    prefix = PREFIX.pack(MAGIC, KIND_DATA, flags, length, xxhash.xxh3_64_intdigest(payload))
+    head = prefix + DATA_FIELDS.pack(number, index, offset, payload.nbytes)
     return head + DATA_CHECK.pack(head_check(head))
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from pdd.core.errors import RemoteProtocolError
 
-LOCAL_VERSION: Final = 1
+LOCAL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 """Bound on one message; a snapshot of a million 36-byte keys fits."""
 
@@ -48,15 +48,17 @@ class Hello(Message, frozen=True, tag="hello"):
 class BeginTransfer(Message, frozen=True, tag="begin"):
     """A prefill was accepted whose KV is to be pushed to ``targets`` (peer ids, most urgent first).
 
-    ``prompt_tokens`` says how many chunks make the transfer whole: ``prompt_tokens // chunk_tokens``.
+    ``prompt_tokens // chunk_tokens`` chunks make the transfer whole, unless ``num_chunks`` says another
+    number: where the model has several KV cache groups, a stretch of the prompt has several chunks.
     ``priority``, ``unmasked`` and ``hold`` are the router's words on its place in the line to another site
-    (``pdd.policy.send_order``).
+    (``pdd.policy.wan_order``).
     """
 
     request: str
     transfer: str
     targets: list[str]
     prompt_tokens: int
+    num_chunks: int | None = None
     priority: int = 0
     unmasked: bool = False
     hold: bool = False
@@ -65,7 +67,9 @@ class BeginTransfer(Message, frozen=True, tag="begin"):
 class StoreChunks(Message, frozen=True, tag="store"):
     """Copy primary slots into the store; parallel lists, in prefix order.
 
-    ``end_tokens`` is the prompt position each chunk ends at. The slots stay untouched until ``StoreDone``.
+    ``end_tokens`` says each chunk's place in the transfer, as the prompt position it ends at; several KV
+    cache groups are counted one after the other, as if the prompt were so much longer. 0: stored, not sent.
+    The slots stay untouched until ``StoreDone``.
     """
 
     job: int

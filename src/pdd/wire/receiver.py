@@ -142,6 +142,8 @@ Effect = Send | Commit | Abort | Announce | EndLeases
 @dataclass(slots=True)
 class _Chunk:
     placement: Placement
+    takes_unasked: bool = False
+    """It was landing when it was offered; else the sender sends it anew when it is asked to."""
     pieces: dict[int, int] = field(default_factory=dict)
     """offset -> length of what was claimed or is good."""
     good: set[int] = field(default_factory=set)
@@ -188,8 +190,8 @@ class Receiver:
             raise kind(f"{type(event).__name__} in state {self.state.name}")
         return handler(self, event)
 
-    def claim(self, *, index: int, offset: int, length: int) -> bool:
-        """Whether the piece is to be received into its slot; otherwise it is late and dropped.
+    def claim(self, *, index: int, offset: int, length: int, is_unasked: bool = False) -> bool:
+        """Whether the piece is to be received into its slot; otherwise it is late, or of no use, and dropped.
 
         Raises:
             RemoteProtocolError: If the peer must not send this piece at all.
@@ -199,6 +201,8 @@ class Receiver:
         if index >= len(self._chunks) or offset + length > self._chunk_bytes:
             raise RemoteProtocolError(f"piece {index}+{offset}:{length} is outside of the transfer")
         chunk = self._chunks[index]
+        if is_unasked and not chunk.takes_unasked:
+            return False
         if chunk.placement is Placement.ELSEWHERE:
             raise RemoteProtocolError(f"chunk {index} was not wanted")
         if chunk.placement is Placement.HELD or chunk.pieces.get(offset) == length:
@@ -245,10 +249,12 @@ class Receiver:
             raise RemoteProtocolError(
                 f"offer starts at {event.first}, but {len(self._chunks)} chunks were offered"
             )
-        self._chunks.extend(_Chunk(placement) for placement in event.placements)
+        self._chunks.extend(_Chunk(p, takes_unasked=p is Placement.LANDING) for p in event.placements)
         self._num_held += event.placements.count(Placement.HELD)
         lacking = [event.first + i for i, p in enumerate(event.placements) if p is Placement.LANDING]
-        return [Send(frame=Want(number=self.number, indices=lacking))] if lacking else []
+        if not event.placements:
+            return []
+        return [Send(frame=Want(number=self.number, indices=lacking, answered=len(self._chunks)))]
 
     def _piece_arrived(self, event: PieceArrived) -> list[Effect]:
         chunk = self._chunks[event.index]

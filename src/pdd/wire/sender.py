@@ -50,11 +50,19 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendUnasked:
+    """These offered chunks go out although the peer has not said yet whether it lacks them."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WantSeen:
     """WANT arrived."""
 
     indices: Sequence[int]
     pieces: Sequence[tuple[int, int, int]] = ()
+    answered: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +98,18 @@ class ConnectionLost:
     """The session ended."""
 
 
-Event = Opened | Grown | Completed | WantSeen | AckSeen | LandedSeen | FailedSeen | Stop | ConnectionLost
+Event = (
+    Opened
+    | Grown
+    | Completed
+    | SendUnasked
+    | WantSeen
+    | AckSeen
+    | LandedSeen
+    | FailedSeen
+    | Stop
+    | ConnectionLost
+)
 _FROM_PEER = (WantSeen, AckSeen, LandedSeen, FailedSeen)
 
 
@@ -106,6 +125,14 @@ class Enqueue:
     """Send these ``(index, offset, length)`` pieces when their turn comes."""
 
     pieces: tuple[tuple[int, int, int], ...]
+    is_unasked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """The peer has no use for these chunks: their pieces that are still queued are not to be sent."""
+
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +153,7 @@ class Fail:
     detail: str
 
 
-Effect = Send | Enqueue | Unqueue | Land | Fail
+Effect = Send | Enqueue | Withdraw | Unqueue | Land | Fail
 
 
 class Sender:
@@ -141,6 +168,9 @@ class Sender:
         self._keys: list[bytes] = []
         self._is_complete = False
         self._wanted: set[int] = set()
+        self._unasked: set[int] = set()
+        """Sent or queued for sending, and not answered yet."""
+        self._num_answered = 0
         self._num_resent = 0
         self._crossed: set[int] = set()
 
@@ -156,8 +186,29 @@ class Sender:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes wanted by the peer and not acknowledged yet."""
-        return len(self._wanted) * self._chunk_bytes
+        """Bytes wanted by the peer or sent unasked, and not acknowledged or declined yet."""
+        return (len(self._wanted) + len(self._unasked)) * self._chunk_bytes
+
+    @property
+    def unasked(self) -> frozenset[int]:
+        """Chunks sent, or queued for sending, before the peer has answered."""
+        return frozenset(self._unasked)
+
+    @property
+    def unasked_bytes(self) -> int:
+        """Bytes sent, or queued for sending, before the peer has answered."""
+        return len(self._unasked) * self._chunk_bytes
+
+    @property
+    def num_answered(self) -> int:
+        """Chunks the peer has looked up in this session."""
+        return self._num_answered
+
+    def peer_lacks(self, index: int) -> bool | None:
+        """Whether the peer lacked the chunk when it was offered, or is taken to lack it; None if unknown."""
+        if index in self._wanted or index in self._unasked or index in self._crossed:
+            return True
+        return False if index < self._num_answered else None
 
     @property
     def num_crossed(self) -> int:
@@ -189,9 +240,11 @@ class Sender:
             for name, is_good in (
                 ("wanted is offered", all(index < num_keys for index in self._wanted)),
                 ("crossed is offered", all(index < num_keys for index in self._crossed)),
-                ("parked wants nothing", self.state is not State.PARKED or not self._wanted),
+                ("parked wants nothing", self.state is not State.PARKED or not self.outstanding_bytes),
+                ("unasked is open", all(self._num_answered <= index < num_keys for index in self._unasked)),
+                ("unasked is not wanted", not self._unasked & self._wanted),
                 ("ended is complete", self.state not in (State.ENDED, State.LANDED) or self._is_complete),
-                ("terminal wants nothing", self.is_active or not self._wanted),
+                ("terminal wants nothing", self.is_active or not self.outstanding_bytes),
             )
             if not is_good
         ]
@@ -200,7 +253,7 @@ class Sender:
 
     def _opened(self, event: Opened) -> list[Effect]:
         self.number = event.number
-        self._num_resent = 0
+        self._num_resent = self._num_answered = 0
         self.state = State.OPEN
         effects = self._offers(0)
         if self._is_complete:
@@ -224,16 +277,44 @@ class Sender:
         self._is_complete = True
         return self._end()
 
+    def _send_unasked(self, event: SendUnasked) -> list[Effect]:
+        for index in event.indices:
+            if not self._num_answered <= index < len(self._keys) or index in self._unasked:
+                raise LocalProtocolError(f"chunk {index} was answered, or is not offered, or is on its way")
+            self._unasked.add(index)
+        pieces = [piece for index in event.indices for piece in self._pieces_of(index)]
+        return [Enqueue(pieces=tuple(pieces), is_unasked=True)] if pieces else []
+
     def _want_seen(self, event: WantSeen) -> list[Effect]:
+        if event.answered and not self._num_answered <= event.answered <= len(self._keys):
+            raise RemoteProtocolError(f"{event.answered} chunks answered, {len(self._keys)} were offered")
+        self._num_answered = max(self._num_answered, event.answered)
+        answered = {index for index in self._unasked if index < self._num_answered}
+        self._unasked -= answered
         pieces: list[tuple[int, int, int]] = []
         for index in event.indices:
-            if index >= len(self._keys) or index in self._wanted:
+            if index >= len(self._keys) or index in self._wanted or index in self._unasked:
                 raise RemoteProtocolError(f"WANT of chunk {index}, not offered or wanted twice")
             self._wanted.add(index)
-            pieces.extend(
-                (index, offset, min(self._piece_bytes, self._chunk_bytes - offset))
-                for offset in range(0, self._chunk_bytes, self._piece_bytes)
-            )
+            if index not in answered:
+                pieces.extend(self._pieces_of(index))
+        declined = tuple(sorted(answered - self._wanted))
+        withdraw: list[Effect] = [Withdraw(indices=declined)] if declined else []
+        pieces.extend(self._again(event))
+        return [*withdraw, Enqueue(pieces=tuple(pieces))] if pieces else withdraw
+
+    def _pieces_of(self, index: int) -> list[tuple[int, int, int]]:
+        return [
+            (index, offset, min(self._piece_bytes, self._chunk_bytes - offset))
+            for offset in range(0, self._chunk_bytes, self._piece_bytes)
+        ]
+
+    def _again(self, event: WantSeen) -> list[tuple[int, int, int]]:
+        """The pieces that arrived corrupt.
+
+        Raises:
+            RemoteProtocolError: If one of them was not sent, or there are too many.
+        """
         for index, offset, length in event.pieces:
             if (
                 index not in self._wanted
@@ -241,11 +322,10 @@ class Sender:
                 or offset + length > self._chunk_bytes
             ):
                 raise RemoteProtocolError(f"WANT of piece {index}+{offset}:{length}, which was not sent")
-            pieces.append((index, offset, length))
         self._num_resent += len(event.pieces)
         if self._num_resent > MAX_RESENT_PIECES:
             raise RemoteProtocolError("the peer asks for too many pieces again")
-        return [Enqueue(pieces=tuple(pieces))] if pieces else []
+        return list(event.pieces)
 
     def _ack_seen(self, event: AckSeen) -> list[Effect]:
         for index in event.indices:
@@ -256,8 +336,8 @@ class Sender:
         return []
 
     def _landed_seen(self, _event: LandedSeen) -> list[Effect]:
-        if self._wanted:
-            raise RemoteProtocolError(f"LANDED while {len(self._wanted)} chunks are not acknowledged")
+        if self.outstanding_bytes:
+            raise RemoteProtocolError("LANDED while chunks are not acknowledged")
         self.state = State.LANDED
         return [Land()]
 
@@ -274,6 +354,7 @@ class Sender:
     def _connection_lost(self, _event: ConnectionLost) -> list[Effect]:
         self.state = State.PARKED
         self._wanted.clear()
+        self._unasked.clear()
         return [Unqueue()]
 
     def _ignore(self, _event: Event) -> list[Effect]:
@@ -282,6 +363,7 @@ class Sender:
     def _fail(self, reason: str, detail: str) -> list[Effect]:
         self.state = State.FAILED
         self._wanted.clear()
+        self._unasked.clear()
         return [Unqueue(), Fail(reason=reason, detail=detail)]
 
     def _offers(self, first: int) -> list[Effect]:
@@ -309,6 +391,7 @@ class Sender:
             ((Grown,), (State.OPEN,), _grown),
             ((Completed,), (State.PARKED,), _completed_parked),
             ((Completed,), (State.OPEN,), _completed),
+            ((SendUnasked,), (State.OPEN,), _send_unasked),
             ((WantSeen,), _CONNECTED, _want_seen),
             ((AckSeen,), _CONNECTED, _ack_seen),
             ((LandedSeen,), (State.ENDED,), _landed_seen),

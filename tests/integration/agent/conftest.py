@@ -34,8 +34,8 @@ class Fleet:
         self._stops.append(agent.stop)
         return agent
 
-    def process(self, engine_id: str) -> AgentProcess:
-        process = AgentProcess(self.config, engine_id, log=self._run_dir / f"{engine_id}.log")
+    def process(self, engine_id: str, *, path: Path | None = None) -> AgentProcess:
+        process = AgentProcess(self.config, engine_id, log=self._run_dir / f"{engine_id}.log", path=path)
         self._stops.append(process.stop)
         return process
 

@@ -56,7 +56,7 @@ def test_the_control_api_from_order_to_release(fleet: Fleet) -> None:
         "refused": {},
         "refused_lately": [],
     }
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     events = EventReader(p.control_url)
     assert events.wait("hello")["agent"] == "p0"
     events.wait("engine", connected=True)
@@ -83,7 +83,7 @@ def test_the_control_api_from_order_to_release(fleet: Fleet) -> None:
 def test_a_cancel_over_http(fleet: Fleet) -> None:
     fleet.configure()
     p, md = start(fleet, "p0"), start(fleet, "md0")
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     events = EventReader(p.control_url)
     prefill.begin("r", "t", ["md0"], 100 * 32)
     prefill.store("r", range(10))
@@ -101,7 +101,7 @@ def test_a_cancel_over_http(fleet: Fleet) -> None:
 def test_odd_transfer_names_over_http(fleet: Fleet) -> None:
     fleet.configure()
     p, md = start(fleet, "p0"), start(fleet, "md0")
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     events = EventReader(p.control_url)
     for number, name in enumerate(("a/b:c?d#e%20 f", "x" * 200, "..", "ü" * 50)):
         path = f"/v1/transfers/{urllib.parse.quote(name, safe='')}"
@@ -193,7 +193,7 @@ def test_a_port_in_use_is_named(fleet: Fleet, capfd: pytest.CaptureFixture[str])
 def test_an_idle_agent_costs_next_to_nothing(fleet: Fleet) -> None:
     fleet.configure()
     p, md = start(fleet, "p0"), start(fleet, "md0")
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     events = EventReader(p.control_url)
     prefill.push("t", ["md0"], range(8))
     events.wait("landed")
@@ -213,7 +213,7 @@ def test_an_idle_agent_costs_next_to_nothing(fleet: Fleet) -> None:
 def test_metrics_are_those_of_the_reference_page_and_move(fleet: Fleet) -> None:
     fleet.configure()
     p, md = start(fleet, "p0"), start(fleet, "md0")
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     events = EventReader(p.control_url)
     prefill.push("t", ["md0"], range(8))
     events.wait("landed")

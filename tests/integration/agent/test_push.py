@@ -13,7 +13,7 @@ CHUNK = 64 * 2**10
 @pytest.mark.parametrize("num_chunks", [1, 2, 37])
 def test_a_transfer_lands_whole_and_exact(fleet: Fleet, num_chunks: int) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.push("t", ["md0"], range(num_chunks), extra_tokens=7)
     landed = p.wait_event("landed", transfer="t", peer="md0")
     assert landed["chunks"] == landed["chunks_sent"] == num_chunks
@@ -39,7 +39,7 @@ def test_only_the_missing_chunks_cross(fleet: Fleet) -> None:
 
 def test_what_the_receiver_has_whole_lands_without_payload(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     main.store("own", range(10))
     prefill.push("t", ["md0"], range(10))
     landed = p.wait_event("landed", transfer="t")
@@ -60,7 +60,7 @@ def test_two_peers_at_once(fleet: Fleet) -> None:
 
 def test_chunks_leave_while_the_prefill_still_runs(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.begin("r", "t", ["md0"], 10 * 32 + 3)
     prefill.store("r", range(6))
     wait_for(lambda: main.has(range(6)), "the first chunks")
@@ -68,6 +68,19 @@ def test_chunks_leave_while_the_prefill_still_runs(fleet: Fleet) -> None:
     prefill.finish("r")
     landed = p.wait_event("landed", transfer="t")
     assert landed["prefill_overlap_ratio"] == pytest.approx(0.6)
+
+
+def test_at_the_end_of_the_prefill_nearly_all_that_was_computed_has_left(fleet: Fleet) -> None:
+    """A line that keeps up with the prefill carries each chunk while the next is computed."""
+    p, md = fleet.agents()
+    main, prefill = md.engine(), p.engine()
+    prefill.begin("r", "t", ["md0"], 20 * 32)
+    for i in range(20):
+        prefill.store("r", [i], first=i)
+        if i < 19:
+            wait_for(lambda i=i: main.has([i]), "the chunk")
+    prefill.finish("r")
+    assert p.wait_event("landed", transfer="t")["prefill_overlap_ratio"] >= 0.95
 
 
 def test_the_chunk_that_the_sampled_token_completes_does_not_count(fleet: Fleet) -> None:
@@ -91,7 +104,7 @@ def test_a_prompt_below_one_chunk_lands_at_once_though_nobody_answers(fleet: Fle
 
 def test_chunks_out_of_order_are_offered_in_order(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.begin("r", "t", ["md0"], 4 * 32)
     prefill.store("r", [2, 3], first=2)
     prefill.store("r", [0, 1])
@@ -101,7 +114,7 @@ def test_chunks_out_of_order_are_offered_in_order(fleet: Fleet) -> None:
 
 def test_an_aborted_prefill_is_incomplete_and_its_receiver_keeps_no_lease(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.begin("r", "t", ["md0"], 10 * 32)
     prefill.store("r", range(9))
     wait_for(lambda: main.has(range(9)), "the first chunks")
@@ -154,7 +167,7 @@ def test_two_senders_with_the_same_chunks_send_each_once(fleet: Fleet) -> None:
 
 def test_keys_reach_the_engines_socket_before_landed_is_said(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     for turn in range(30):
         names = [f"{turn}-{i}" for i in range(5)]
         prefill.push(f"t{turn}", ["md0"], names)
@@ -166,7 +179,7 @@ def test_keys_reach_the_engines_socket_before_landed_is_said(fleet: Fleet) -> No
 
 def test_an_engine_that_does_not_read_delays_landed_only_for_a_while(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     main.pause_reading()
     prefill.push("t", ["md0"], range(20))
     p.wait_event("landed", transfer="t")

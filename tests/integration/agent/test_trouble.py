@@ -7,8 +7,9 @@ import time
 import pytest
 from tests.integration.agent.conftest import Fleet
 from tests.kit.agent_fleet import RunningAgent, wait_for
-from tests.kit.engine_side import FakeEngine, key_of
+from tests.kit.engine_side import FakeEngine, fingerprint, key_of
 
+from pdd.core.fingerprint import FIELDS
 from pdd.wire.frames import Offer, encode_control
 
 CHUNK = 64 * 2**10
@@ -86,7 +87,7 @@ def test_release_ends_the_lease_and_only_once(fleet: Fleet) -> None:
 
 def test_a_lease_nobody_releases_runs_out(fleet: Fleet) -> None:
     p, md = fleet.agents(lease_s=0.2)
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.push("t", ["md0"], range(5))
     p.wait_event("landed", transfer="t")
     wait_for(lambda: leased(md) == 0, "the lease to end")
@@ -95,7 +96,7 @@ def test_a_lease_nobody_releases_runs_out(fleet: Fleet) -> None:
 
 def test_a_full_receiver_says_so_and_keeps_what_is_leased(fleet: Fleet) -> None:
     p, md = fleet.agents(stores={"md0": 10 * 4096})
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     prefill.push("a", ["md0"], range(6))
     p.wait_event("landed", transfer="a")
     prefill.push("b", ["md0"], range(100, 106))
@@ -119,14 +120,27 @@ def test_a_full_sender_says_so(fleet: Fleet) -> None:
     wait_for(lambda: leased(p) == 0, "the leases to end")
 
 
-def test_other_chunks_are_refused_by_name_of_the_difference(fleet: Fleet) -> None:
+@pytest.mark.parametrize("field", FIELDS)
+def test_other_chunks_are_refused_by_name_of_the_difference(fleet: Fleet, field: str) -> None:
+    """When peers meet, before anything is sent: whatever gives bytes their meaning, alone, is enough."""
     p, md = fleet.agents()
-    prefill, _main = p.engine(), md.engine(dtype="float32")
+    ours = fingerprint(chunk_bytes=4096, chunk_tokens=32)[field]
+    theirs = {"chunk_bytes": 8192, "chunk_tokens": 16}.get(field, "other")
+    _main = md.engine(**{field: theirs})  # first: p dials as soon as it has its engine
+    p.engine()
+    link = p.wait_event("link", peer="md0", state="incompatible")
+    assert f"{field}: {ours} != {theirs}" in link["reason"]
+    assert p.agent.state()["peers"][0]["state"] == "incompatible"
+
+
+def test_a_transfer_to_other_chunks_fails_by_name_of_the_difference(fleet: Fleet) -> None:
+    p, md = fleet.agents()
+    _main = md.engine(dtype="float32")
+    prefill = p.engine()
     prefill.push("t", ["md0"], range(3))
     failed = p.wait_event("failed", transfer="t")
-    assert failed["reason"] == "incompatible"
+    assert (failed["reason"], failed["wan_bytes"]) == ("incompatible", 0)
     assert "dtype: test != float32" in failed["detail"]
-    assert p.agent.state()["peers"][0]["state"] == "incompatible"
 
 
 def test_a_peer_without_engine_is_waited_for(fleet: Fleet) -> None:
@@ -267,7 +281,7 @@ def test_a_line_that_corrupts_everything_fails_as_corrupt(fleet: Fleet) -> None:
 
 def test_garbage_on_the_data_port_hurts_nobody(fleet: Fleet) -> None:
     p, md = fleet.agents()
-    prefill, main = p.engine(), md.engine()
+    main, prefill = md.engine(), p.engine()
     port = md.config.engine("md0").data_port
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",

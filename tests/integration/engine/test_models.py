@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from pdd.core.errors import ConfigurationError  # noqa: E402
 from pdd.engine import models  # noqa: E402
+from pdd.engine.families import FAMILIES, Family  # noqa: E402
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 RENDERED = (
@@ -44,9 +45,11 @@ def continuation(model: Any, prompt: Any, num_tokens: int) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("length", [1, 33, 500])
-def test_the_tiny_models_output_varies_and_depends_on_the_first_token(tiny: Path, length: int) -> None:
-    model, _ = load(tiny)
+@pytest.mark.parametrize(
+    ("family", "length"), [("tiny", 1), ("tiny", 33), *((family, 500) for family in FAMILIES)]
+)
+def test_the_tiny_models_output_varies_and_depends_on_the_first_token(family: str, length: int) -> None:
+    model, _ = load(models.prepare_tiny_model(CACHE, family=family))
     generator = torch.Generator().manual_seed(length)
     prompt = torch.randint(3, 49_000, (length,), generator=generator)
     other = prompt.clone()
@@ -56,9 +59,10 @@ def test_the_tiny_models_output_varies_and_depends_on_the_first_token(tiny: Path
     assert continuation(model, other, 32) != answer
 
 
-def test_rounding_is_far_below_the_lead_of_the_best_token(tiny: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounding_is_far_below_the_lead_of_the_best_token(family: str) -> None:
     """What differs between computing a prompt whole and in pieces must not choose the token."""
-    model, _ = load(tiny)
+    model, _ = load(models.prepare_tiny_model(CACHE, family=family))
     prompt = torch.randint(3, 49_000, (1, 500), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         whole = model(prompt).logits[0]
@@ -76,7 +80,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Seeds of the models made, each of one small file instead of a model."""
     seeds: list[int] = []
 
-    def write(folder: Path, seed: int) -> None:
+    def write(folder: Path, seed: int, _family: Family) -> None:
         seeds.append(seed)
         (folder / "model.safetensors").write_bytes(bytes([seed]))
 
@@ -110,7 +114,7 @@ def test_an_incomplete_or_outdated_model_is_made_again(
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(folder: Path, seed: int) -> None:
+    def fail(folder: Path, seed: int, _family: Family) -> None:
         (folder / "half").touch()
         raise OSError("disk full")
 
@@ -120,11 +124,12 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_depend_on_the_seed_alone() -> None:
-    one, other = models._tiny_weights(100, 0), models._tiny_weights(100, 1)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_weights_depend_on_the_seed_alone(family: Family) -> None:
+    one, other = family.weights(100, 0), family.weights(100, 1)
     assert one.keys() == other.keys()
-    assert all((one[name] == tensor).all() for name, tensor in models._tiny_weights(100, 0).items())
-    assert (one["lm_head.weight"] != other["lm_head.weight"]).any()
+    assert all((one[name] == tensor).all() for name, tensor in family.weights(100, 0).items())
+    assert (one["model.embed_tokens.weight"] != other["model.embed_tokens.weight"]).any()
 
 
 def test_both_models_have_the_tokenizer_with_its_chat_template(tiny: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.kit.fake_agent import FakeAgent
 from pdd.core.errors import ConfigurationError
 from pdd.core.fingerprint import FIELDS
 from pdd.engine import vllm_api
+from pdd.engine.shape import SHAPE_KEY, CacheGroup, CacheShape, Kind
 from pdd.engine.spec import PddOffloadingSpec
 from pdd.engine.vllm_api import LookupResult, OffloadPolicy, ReqContext, ScheduleEndContext
 from pdd.wire.local import BeginTransfer, FinishRequest, StoreChunks, Touch
@@ -44,7 +46,11 @@ def offloading_config(socket: Path, **changes: Any) -> Any:
         groups=(OffloadingGroupConfig(tokens_per_block=32, layer_names=("l",), group_id=0),),
         worker_kv_bytes_per_block=CHUNK_BYTES,
         enable_kv_cache_events=False,
-        extra_config={"cpu_bytes_to_use": NUM_SLOTS * CHUNK_BYTES, "secondary_tiers": [tier]},
+        extra_config={
+            "cpu_bytes_to_use": NUM_SLOTS * CHUNK_BYTES,
+            "secondary_tiers": [tier],
+            SHAPE_KEY: CacheShape(groups=(CacheGroup(kind=Kind.FULL, block_tokens=32),)),
+        },
         engine_id=f"pdd-test-{uuid.uuid4().hex[:8]}",
         model=OffloadingModelConfig(name="no-such-model", dtype="float32"),
         cache=OffloadingCacheConfig(tokens_per_hash=32, blocks_per_chunk=1),
@@ -97,7 +103,7 @@ class Scheduler:
         self, name: str, num_chunks: int, params: Any = None, *, prefix: str = ""
     ) -> tuple[Any, list[bytes]]:
         context = ReqContext(req_id=name, kv_transfer_params=params)
-        keys = [f"{prefix or name}/{i}".encode().rjust(36, b".") for i in range(num_chunks)]
+        keys = [f"{prefix or name}/{i}".encode().rjust(32, b".") + bytes(4) for i in range(num_chunks)]
         for i, key in enumerate(keys):
             context.set_offload_key_position(key, (i + 1) * CHUNK_TOKENS)
         self.policy = self.manager.on_new_request(context).policy
@@ -189,7 +195,7 @@ def test_chunks_reach_the_store_in_prompt_order_and_come_back(agent: FakeAgent, 
     scheduler.store(context, keys)
     jobs = agent.wait_for(StoreChunks, count=2)
     assert [key for job in jobs for key in job.keys] == keys
-    assert [end for job in jobs for end in job.end_tokens] == [(i + 1) * CHUNK_TOKENS for i in range(6)]
+    assert {end for job in jobs for end in job.end_tokens} == {0}  # nobody asked to send them
     scheduler.clear_primary()
     again, keys = scheduler.request("r2", 8, prefix="r")
     assert scheduler.run(again, keys) == 6
@@ -202,7 +208,7 @@ def test_an_order_is_passed_on_and_ended(agent: FakeAgent, scheduler: Scheduler)
     assert scheduler.policy is OffloadPolicy.REQUEST_LEVEL
     scheduler.store(context, keys)
     scheduler.manager.on_request_finished(context)
-    agent.wait_for(FinishRequest)
+    agent.wait_for(Touch)
     assert [type(message) for message in agent.received[1:]] == [
         BeginTransfer,
         StoreChunks,
@@ -210,7 +216,7 @@ def test_an_order_is_passed_on_and_ended(agent: FakeAgent, scheduler: Scheduler)
         Touch,
     ]
     assert agent.received[1] == BeginTransfer(
-        request="r", transfer="t1", targets=["rld0", "md0"], prompt_tokens=70
+        request="r", transfer="t1", targets=["rld0", "md0"], prompt_tokens=70, num_chunks=2
     )
 
 
@@ -359,3 +365,25 @@ def test_other_vllm_versions_are_refused() -> None:
     for version in ("0.31.4", "0.33.0", "1.0"):
         with pytest.raises(ConfigurationError, match=r"0\.32\.\*"):
             vllm_api.check_vllm_version(version)
+
+
+@pytest.mark.parametrize(
+    ("is_canonical", "workers", "shards", "shares"),
+    [(True, 1, 1, 1), (True, 2, 2, 2), (True, 4, 2, 2), (True, 4, 1, 1), (False, 4, 2, 4)],
+)
+def test_a_chunk_has_every_share_of_the_heads_once(
+    tmp_path: Path, is_canonical: bool, workers: int, shards: int, shares: int
+) -> None:
+    """In the canonical layout; else each worker's part, copies or not. Peers are told which it is."""
+    config = offloading_config(tmp_path / "agent.sock")
+    groups = (CacheGroup(kind=Kind.FULL, block_tokens=32),)
+    spec = PddOffloadingSpec(
+        replace(
+            config,
+            canonical_layout=is_canonical,
+            parallel=replace(config.parallel, world_size=workers, tp_size=workers),
+            extra_config={**config.extra_config, SHAPE_KEY: CacheShape(groups=groups, num_shards=shards)},
+        )
+    )
+    assert spec.chunk_bytes == shares * CHUNK_BYTES
+    assert spec.parallelism == ("canonical v1" if is_canonical else f"tp={workers} pcp=1 dcp=1")

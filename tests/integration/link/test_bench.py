@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from pdd.link.bench.run import REQUIRED
 from pdd.link.packet.process import refusal
 
 WHY_NOT = refusal()
@@ -23,11 +24,14 @@ def run_bench(*flags: str) -> dict[str, float | str | None]:
 def test_it_ends_in_one_object_of_figures() -> None:
     figures = run_bench("--delay", "1ms", "--only", "small", "--only", "control")
     assert figures["emulator"] == "packet"
-    assert float(figures["small_transfer_s"] or 0) > 0.01  # two round trips and a megabyte
+    assert float(figures["small_transfer_s"] or 0) > 0.01  # a round trip and a megabyte
     assert float(figures["control_p99_saturated_vs_idle_ratio"] or 0) > 0
 
 
 def test_loopback_needs_no_line() -> None:
-    figures = run_bench("--only", "loopback")
+    figures = run_bench("--only", "loopback", "--only", "tls")
     assert float(figures["loopback_vs_bare_reader_ratio"] or 0) > 0
-    assert float(figures["cpu_s_per_gb_recv"] or 0) > 0
+    for name in ("cpu_s_per_gb_send", "cpu_s_per_gb_recv", "tls_cpu_s_per_gb_send", "tls_cpu_s_per_gb_recv"):
+        assert float(figures[name] or 0) > 0
+    assert set(REQUIRED) <= set(figures)
+    assert figures["lossy_line_ratio"] is None

@@ -97,12 +97,14 @@ def test_tcp_fills_the_line_and_no_more(line: PacketLine) -> None:
         start_s = time.monotonic()
         while time.monotonic() - start_s < 0.7:
             far.recv_into(buffer)
-        start_s, num_bytes = time.monotonic(), 0
-        while num_bytes < 12e6:
-            num_bytes += far.recv_into(buffer)
-        rate = num_bytes / (time.monotonic() - start_s)
-        # Of 1514 bytes of a full frame 1448 are payload.
-        assert rate == pytest.approx(RATE_BYTES_PER_S * 1448 / 1514, rel=0.05)
+        rates = []
+        for _ in range(20):
+            start_s, num_bytes = time.monotonic(), 0
+            while num_bytes < 600_000:
+                num_bytes += far.recv_into(buffer)
+            rates.append(num_bytes / (time.monotonic() - start_s))
+        # Of 1514 bytes of a full frame 1448 are payload. The median: a busy machine stops us now and then.
+        assert statistics.median(rates) == pytest.approx(RATE_BYTES_PER_S * 1448 / 1514, rel=0.05)
         near.shutdown(socket.SHUT_RDWR)
         sender.join(10)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.kit.bed import Bed, bed_config, running_bed
 
+from pdd.config.follow import follow_config
 from pdd.config.schema import PddConfig
-from pdd.router.reload import follow_config
 
 TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
 TWO_OF_ALL = {**TWO_PREFILLS, "rld1": ("relay", "a"), "md1": ("main", "c")}
@@ -162,7 +162,9 @@ async def test_engines_come_and_go_with_the_file_and_no_request_is_lost(tmp_path
 
                 await bed.until(is_applied, timeout_s=10)
                 gone = [bed.engines[e] for e in TWO_OF_ALL if e not in ids]
-                await bed.until(lambda gone=gone: not any(e.running for e in gone), timeout_s=10)  # type: ignore[misc]
+                # Also what was planned with them and has not reached them yet.
+                states = [fleet.engines[engine.id] for engine in gone]
+                await bed.until(lambda states=states: not any(s.view.running for s in states), timeout_s=10)  # type: ignore[misc]
                 seen = [len(engine.seen) for engine in gone]
                 await asyncio.sleep(0.2)
                 assert [len(engine.seen) for engine in gone] == seen

@@ -26,6 +26,7 @@ async def test_every_metric_moves() -> None:
         roles=ROLES,
         router={"handoff": "catch-up", "max_concurrent_requests": 2, "queue_size": 1},
         policy={"second_token_slo_s": 0.0},
+        kv_events=True,
     ) as bed:
         assert (await values(bed))["pdd_requests_in_flight"] == 0
         agent = bed.agents["p0"]
@@ -65,6 +66,8 @@ async def test_every_metric_moves() -> None:
         assert (await bed.post("/v1/completions", prompt="refused", max_tokens=5)).status == 429
         for _ in range(3):
             bed.router.fleet.engines["md1"].note_failure()
+        device = bed.router.fleet.engines["p0"].belief
+        await bed.until(lambda: device.num_device_blocks > 0)
         assert {name for name, value in (await values(bed)).items() if not value} == set()
         for task in running:
             task.cancel()

@@ -59,6 +59,15 @@ async def test_outliers_of_a_mixed_run_end_on_the_relay_with_hardly_a_byte_on_th
         assert line.num_bytes < 100 * 5 * CHUNK_BYTES
 
 
+async def test_the_second_turn_of_a_conversation_fills_mains_cache_however_short_its_answer() -> None:
+    async with running_bed(policy={"second_token_slo_s": 0.02}) as bed:
+        with_line(bed)
+        prompt = [7] * 100 * CHUNK_TOKENS
+        assert (await ask(bed, prompt, 4))["outlier"]
+        second = await ask(bed, [*prompt, *[8] * CHUNK_TOKENS], 4)
+        assert (second["reason"], second["outlier"]) == ("wan_beyond_slo", False)
+
+
 async def test_an_answer_that_outgrows_its_tenants_history_is_sent_after_all() -> None:
     async with running_bed(policy={"second_token_slo_s": 0.02}) as bed:
         with_line(bed)

@@ -1,7 +1,8 @@
+import threading
 from collections.abc import Sequence
 
 from pdd.agent.send_queue import Piece, SendQueue, Urgency
-from pdd.policy.send_order import NextTransfer, WaitingTransfer
+from pdd.policy.wan_order import NextTransfer, WaitingTransfer
 
 PLAIN = Urgency()
 
@@ -22,7 +23,7 @@ def test_the_shorter_transfer_goes_first_whatever_was_queued_first() -> None:
 
 
 def test_who_began_first_goes_first_among_equals() -> None:
-    queue = SendQueue()
+    queue = SendQueue(clock=lambda: 0.0)
     queue.put(pieces(5, 0), rank=2, urgency=PLAIN)
     queue.put(pieces(9, 0), rank=1, urgency=PLAIN)
     assert [taken(queue) for _ in range(2)] == [[(9, 0)], [(5, 0)]]
@@ -105,3 +106,37 @@ def test_long_queues_are_taken_in_whole_pieces() -> None:
         [Piece(number=1, key=b"k", index=i, offset=0, length=2**20) for i in range(8)], rank=0, urgency=PLAIN
     )
     assert queue.take(2**20, num_takers=4)[0].length == 2**20
+
+
+def test_chunks_the_peer_declines_are_not_sent() -> None:
+    queue = SendQueue()
+    queue.put(pieces(1, 0, 1, 1, 2), rank=1, urgency=PLAIN)
+    queue.discard_chunks(1, {1})
+    queue.discard_chunks(7, {1})
+    assert taken(queue, 100) == [(1, 0), (1, 2)]
+    queue.put(pieces(1, 3), rank=1, urgency=PLAIN)
+    queue.discard_chunks(1, {3})
+    queue.put(pieces(2, 0), rank=2, urgency=PLAIN)
+    assert taken(queue, 100) == [(2, 0)]
+
+
+def test_who_has_waited_longest_takes_the_next_share() -> None:
+    """One stream that is quick to come back must not take the shares of those that are still waking up."""
+    queue = SendQueue()
+    started = [threading.Event() for _ in range(3)]
+    lengths: list[tuple[int, int]] = []
+
+    def take(name: int) -> None:
+        started[name].set()
+        lengths.extend((name, piece.length) for piece in queue.take(2**20, num_takers=3))
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in range(3)]
+    for name, thread in enumerate(threads):
+        thread.start()
+        started[name].wait()
+        while queue.num_waiting <= name:
+            pass
+    queue.put([Piece(number=1, key=b"k", index=0, offset=0, length=3 * 2**17)], rank=0, urgency=PLAIN)
+    for thread in threads:
+        thread.join()
+    assert sorted(lengths) == [(name, 2**17) for name in range(3)]

@@ -114,6 +114,19 @@ def test_the_summary_counts() -> None:
     )
 
 
+def test_a_handoff_is_measured_against_the_usual_gap() -> None:
+    handed_over = record(stall_s=0.2, median_itl_s=0.07)
+    asked = [
+        report.Result(label="turn 1", error=None, record=handed_over, equal_to_reference=None),
+        report.Result(label="turn 2", error=None, record=record(median_itl_s=0.07), equal_to_reference=None),
+    ]
+    (line,) = report.handoff_lines(asked, rtt_s=0.03)
+    assert line == (
+        "turn 1: at the handoff (catch-up 3) the client waited 0.200 s for a token, 0.070 s otherwise "
+        "(median); twice that and a round trip are 0.170 s"
+    )
+
+
 def test_the_json_has_exactly_the_promised_fields(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     report.write_json(path, results(), report.summary(results(), elapsed_s=1.0))

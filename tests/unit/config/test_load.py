@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pdd.config.load import agent_socket, load_config
+from pdd.config.load import KvEventAddresses, agent_socket, kv_event_addresses, load_config
 from pdd.core.errors import ConfigurationError
 
 GOOD = """
@@ -112,3 +112,27 @@ def test_two_engines_of_one_id_are_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read .*none.toml: No such file"):
         load_config(tmp_path / "none.toml")
+
+
+def test_kv_events_are_on_sockets_beside_the_agents_or_on_ports(tmp_path: Path) -> None:
+    def addresses(**engine: object) -> KvEventAddresses:
+        lines = "\n".join(f"{key} = {value!r}" for key, value in engine.items())
+        config = load_config(write(tmp_path, GOOD.replace('id = "p0"', f'id = "p0"\n{lines}')), environ={})
+        return kv_event_addresses(config.engines[0], agent_socket=agent_socket(config, "p0"))
+
+    def write(folder: Path, text: str) -> Path:
+        path = folder / "pdd.toml"
+        path.write_text(text)
+        return path
+
+    near = addresses()
+    assert (near.publish, near.follow) == ("ipc:///run/pdd/p0.kv",) * 2
+    assert near.follow_replay == "ipc:///run/pdd/p0.kvr"
+    assert addresses(host="10.1.2.3").follow is None
+    far = addresses(host="10.1.2.3", events_port=5557, url="http://md.example:8000")
+    assert far.publish == "tcp://[::ffff:10.1.2.3]:5557"
+    assert far.publish_replay == "tcp://[::ffff:10.1.2.3]:5558"
+    assert (far.follow, far.follow_replay) == ("tcp://md.example:5557", "tcp://md.example:5558")
+    assert addresses(host="0.0.0.0", events_port=5557).publish == "tcp://*:5557"
+    v6 = addresses(host="::1", events_port=5557)
+    assert (v6.publish, v6.follow) == ("tcp://*:5557", "tcp://[::1]:5557")

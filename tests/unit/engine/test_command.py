@@ -51,6 +51,7 @@ def test_the_command_serves_the_model_with_what_the_router_needs() -> None:
         "--prefix-caching-hash-algo": "sha256_cbor",
         "--max-model-len": "8192",
         "--max-num-seqs": "8",
+        "--prefix-cache-retention-interval": "None",
     }.items():
         assert value(argv, flag) == expected
     for flag in ("--enable-scale-out", "--enable-prompt-tokens-details", "--enable-request-id-headers"):
@@ -58,11 +59,15 @@ def test_the_command_serves_the_model_with_what_the_router_needs() -> None:
     assert env["PYTHONHASHSEED"] == "42"
 
 
-def test_the_connector_is_vllms_own_with_our_spec_and_tier() -> None:
+def test_the_connector_is_vllms_own_behind_our_check_with_our_spec_and_tier() -> None:
     argv, _, shm_files = command(primary_bytes="64MiB")
     transfer = json.loads(value(argv, "--kv-transfer-config"))
     extra = transfer["kv_connector_extra_config"]
-    assert transfer["kv_connector"] == "OffloadingConnector"
+    assert (transfer["kv_connector_module_path"], transfer["kv_connector"]) == (
+        "pdd.engine.connector",
+        "PddConnector",
+    )
+    assert extra["canonical_layout"] is True
     assert transfer["kv_load_failure_policy"] == "recompute"
     assert (extra["spec_module_path"], extra["spec_name"]) == ("pdd.engine.spec", "PddOffloadingSpec")
     assert extra["cpu_bytes_to_use"] == 64 * 2**20
@@ -79,7 +84,26 @@ def test_the_connector_is_vllms_own_with_our_spec_and_tier() -> None:
         }
     ]
     assert transfer["engine_id"] == "pdd-md0-r1"
-    assert shm_files == [Path("/dev/shm/vllm_offload_pdd-md0-r1.mmap")]
+    assert shm_files[0] == Path("/dev/shm/vllm_offload_pdd-md0-r1.mmap")
+
+
+def test_the_engine_says_what_its_caches_hold_on_sockets_that_are_cleaned_up_or_on_its_ports() -> None:
+    argv, _, files = command()
+    events = json.loads(value(argv, "--kv-events-config"))
+    assert events == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "ipc:///run/pdd/md0.kv",
+        "replay_endpoint": "ipc:///run/pdd/md0.kvr",
+    }
+    assert files[1:] == [Path("/run/pdd/md0.kv"), Path("/run/pdd/md0.kvr")]
+    argv, _, files = command(events_port=5557)
+    events = json.loads(value(argv, "--kv-events-config"))
+    assert (events["endpoint"], events["replay_endpoint"]) == (
+        "tcp://[::ffff:127.0.0.1]:5557",
+        "tcp://[::ffff:127.0.0.1]:5558",
+    )
+    assert len(files) == 1
 
 
 def test_runs_do_not_share_memory_names() -> None:

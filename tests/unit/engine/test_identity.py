@@ -57,6 +57,7 @@ def test_a_fingerprint_has_every_field_peers_compare() -> None:
         model="m",
         dtype="float32",
         kv_layout="LBHNC",
+        kv_groups="full",
         block_tokens=32,
         chunk_tokens=64,
         chunk_bytes=4096,

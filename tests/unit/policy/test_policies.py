@@ -84,6 +84,8 @@ def test_wan_time_is_the_formula_of_the_page() -> None:
         ({"predicted_wan_s": float("inf")}, "no_wan", 0),
         ({"relayed": False}, "no_relay", 0),
         ({"margin_ratio": 0.0}, "off", 0),
+        ({"known_ratio": 0.49}, "shorter_than_wan", 20),
+        ({"known_ratio": 0.5}, "returns", 0),
     ],
 )
 def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
@@ -94,6 +96,8 @@ def test_outlier(changes: dict[str, Any], reason: str, hold: int) -> None:
         "history_tokens": None,
         "relay_itl_s": 0.03,
         "margin_ratio": 0.8,
+        "known_ratio": 0.0,
+        "returning_ratio": 0.5,
     }
     decision = decide_outlier(OutlierInput(**{**values, **changes}))
     assert (decision.reason, decision.hold_tokens) == (reason, hold)
@@ -108,6 +112,8 @@ def test_outlier_is_the_formula_of_the_page() -> None:
         history_tokens=None,
         relay_itl_s=0.03,
         margin_ratio=0.8,
+        known_ratio=0.0,
+        returning_ratio=0.5,
     )
     assert decide_outlier(facts).predicted_decode_s == pytest.approx(0.57)
 
@@ -176,6 +182,44 @@ def test_placement_takes_the_least_loaded_and_does_not_depend_on_the_order(engin
     by_id = {engine.id: engine for engine in engines}
     assert set(order) == {engine.id for engine in engines if engine.healthy and engine.kv_ready}
     assert [by_id[e].load_ratio for e in order] == sorted(by_id[e].load_ratio for e in order)
+
+
+def engine(engine_id: str, *, running: int = 0, **more: int) -> EngineView:
+    return EngineView(id=engine_id, healthy=True, running=running, capacity=8, **more)  # type: ignore[arg-type]
+
+
+def test_placement_weighs_the_held_prefix_against_load_as_its_page_says() -> None:
+    def order(running_on_holder: int) -> tuple[str, ...]:
+        holder = engine("md0", running=running_on_holder, held_tokens=1536)
+        return place([holder, engine("md1", running=3)], prompt_tokens=2048, affinity_weight_ratio=0.5).order
+
+    assert [order(running)[0] for running in (5, 6, 7)] == ["md0", "md0", "md1"]
+    held = place(
+        [engine("md0", running=1, held_tokens=64), engine("md1")], prompt_tokens=64, affinity_weight_ratio=0.5
+    )
+    assert (held.order, held.reason) == (("md0", "md1"), "prefix_held")
+    unweighted = place([engine("md0", running=1, held_tokens=64), engine("md1")], prompt_tokens=64)
+    assert (unweighted.order[0], unweighted.reason) == ("md1", "least_loaded")
+    unknown = place([engine("md0", running=1, held_tokens=64), engine("md1")], affinity_weight_ratio=0.5)
+    assert unknown.order[0] == "md1"
+
+
+def test_placement_counts_what_an_engine_has_yet_to_prefill() -> None:
+    queue = engine("p0", running=1, held_tokens=1000, pending_tokens=1500)
+    idle = engine("p1")
+    assert place([queue, idle], prompt_tokens=2000, affinity_weight_ratio=0.5).order == ("p1", "p0")
+    assert place([queue, idle], prompt_tokens=2000, affinity_weight_ratio=0.0).order == ("p1", "p0")
+    short = engine("p0", running=1, held_tokens=1000, pending_tokens=100)
+    assert place([short, idle], prompt_tokens=2000, affinity_weight_ratio=0.5).order == ("p0", "p1")
+
+
+@given(st.integers(1, 10**6), st.floats(0, 4), st.lists(st.integers(0, 8), min_size=1, max_size=6))
+def test_without_knowledge_placement_is_by_load_alone(
+    prompt_tokens: int, weight: float, loads: list[int]
+) -> None:
+    engines = [engine(f"e{i}", running=load) for i, load in enumerate(loads)]
+    weighed = place(engines, prompt_tokens=prompt_tokens, affinity_weight_ratio=weight)
+    assert weighed.order == place(engines).order
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,6 @@ import pytest
 
 from pdd.policy.affinity import CacheCandidate, place_near_cache
 from pdd.policy.relay_threshold import RelayThresholdParams, relay_threshold_s
-from pdd.policy.wan_order import TransferView, WanOrderParams, transfer_rank_s
-
-SHORTEST = WanOrderParams(order="shortest-unmasked-first", patience_ratio=10.0, masked_grace_s=5.0)
-
-
-def test_the_documented_example_of_the_order() -> None:
-    masked = TransferView(enqueued_s=10.0, transfer_s=2.0, masked=True)
-    assert transfer_rank_s(masked, SHORTEST) == 35.0
-    assert transfer_rank_s(TransferView(enqueued_s=30.0, transfer_s=0.1, masked=False), SHORTEST) == 31.0
-    assert transfer_rank_s(TransferView(enqueued_s=35.0, transfer_s=0.1, masked=False), SHORTEST) > 35.0
-
-
-def test_a_full_relay_wants_its_transfers_as_soon_as_unmasked_ones() -> None:
-    full = TransferView(enqueued_s=1.0, transfer_s=1.0, masked=True, relay_load_ratio=1.0)
-    assert transfer_rank_s(full, SHORTEST) == transfer_rank_s(
-        TransferView(enqueued_s=1.0, transfer_s=1.0, masked=False), SHORTEST
-    )
-
-
-def test_first_come_ignores_everything_else() -> None:
-    view = TransferView(enqueued_s=3.0, transfer_s=99.0, masked=True)
-    assert transfer_rank_s(view, WanOrderParams(order="first-come")) == 3.0
 
 
 def test_the_cheapest_engine_takes_the_request() -> None:

@@ -184,8 +184,15 @@ def test_lease_of_a_late_landing_is_released() -> None:
 
 def test_lease_of_what_landed_after_it_was_given_up_is_released() -> None:
     machine, _ = relaying(plan())
-    machine.step(TransferFailed(attempt=1, peer="md0", reason="timed_out"))
+    machine.step(TransferFailed(attempt=1, peer="md0", reason="timed_out", is_certain=False))
     assert machine.step(Landed(attempt=1, peer="md0")) == [ReleaseTransfer(attempt=1, peer="md0")]
+
+
+def test_what_nobody_said_has_failed_is_cancelled() -> None:
+    machine, _ = relaying(plan())
+    lost = TransferFailed(attempt=1, peer="md0", reason="agent_restarted", is_certain=False)
+    assert machine.step(lost) == [CancelTransfer(attempt=1, peer="md0")]
+    assert machine.transfers[1, "md0"] == "failed"
 
 
 def test_relay_lost_before_handoff_waits_for_main() -> None:
@@ -461,8 +468,10 @@ def answer_transfer(draw: st.DrawFn, world: World, key: tuple[int, str]) -> Even
     """One way a transfer may end."""
     late = world.transfers[key] == "cancelling"
     if draw(st.integers(0, 3)) == 0:
-        world.transfers[key] = "failed"
-        return TransferFailed(attempt=key[0], peer=key[1], reason="peer_down")
+        is_certain = late or draw(st.booleans())  # else it still runs, and is cancelled for that
+        if is_certain:
+            world.transfers[key] = "failed"
+        return TransferFailed(attempt=key[0], peer=key[1], reason="peer_down", is_certain=is_certain)
     world.transfers[key] = "landed late" if late else "landed"
     return Landed(attempt=key[0], peer=key[1])
 

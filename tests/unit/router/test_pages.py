@@ -12,7 +12,6 @@ from pdd.core.errors import (
     RemoteProtocolError,
 )
 from pdd.router.api.errors import BadRequestError, NotFoundError, TooLargeError, status_and_body
-from pdd.router.belief import CacheBelief
 from pdd.router.records import Record, RecordRing
 
 
@@ -46,13 +45,3 @@ def test_the_ring_forgets_the_oldest_and_an_id_that_comes_again_is_the_newer() -
     assert [record.id for record in ring.all()] == ["a", "c"]
     assert ring.get("chatcmpl-a") is ring.get("cmpl-a") is ring.get("a")
     assert ring.get("b") is None
-
-
-def test_a_belief_is_bounded_and_forgets_the_oldest() -> None:
-    belief = CacheBelief(max_keys=2)
-    belief.add([b"1", b"2"])
-    belief.add([b"1", b"3"])
-    assert belief.missing([b"1", b"2", b"3"]) == 1
-    assert len(belief) == 2
-    belief.clear()
-    assert belief.missing([b"1"]) == 1

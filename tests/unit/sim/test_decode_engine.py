@@ -19,10 +19,10 @@ TIMES = DecodeTimes(base_s=[0.0, 0.1, 0.1, 0.1], per_context_s=0.0, capacity_tok
 
 def test_requests_gain_tokens_at_one_rate() -> None:
     kernel, ends = Kernel(), {}
-    asked = {index: Admission(context_tokens=10, tokens=tokens) for index, tokens in enumerate((10, 20))}
+    asked = {index: (10.0, float(tokens), 0.0, 0.0) for index, tokens in enumerate((10, 20))}
     engine = _engine(kernel, asked, ends, TIMES)
     for index in asked:
-        engine.join(index, 10, asked[index].tokens)
+        engine.join(index, 10, asked[index][1])
     kernel.run()
     assert ends == {0: pytest.approx(1.0), 1: pytest.approx(2.0)}
     assert engine.context_tokens == engine.reserved_tokens == 0
@@ -30,7 +30,7 @@ def test_requests_gain_tokens_at_one_rate() -> None:
 
 def test_memory_makes_requests_wait_in_order() -> None:
     kernel, ends = Kernel(), {}
-    asked = {index: Admission(context_tokens=40, tokens=10) for index in range(3)}
+    asked = dict.fromkeys(range(3), (40.0, 10.0, 0.0, 0.0))
     engine = _engine(kernel, asked, ends, TIMES)
     for index in asked:
         engine.join(index, 40, 10)
@@ -42,7 +42,7 @@ def test_memory_makes_requests_wait_in_order() -> None:
 def test_time_per_token_bounds_admission() -> None:
     kernel, ends = Kernel(), {}
     times = DecodeTimes(base_s=[0.0, 0.1, 0.2, 0.3], per_context_s=0.0, capacity_tokens=1e9, max_step_s=0.2)
-    asked = {index: Admission(context_tokens=1, tokens=10) for index in range(3)}
+    asked = dict.fromkeys(range(3), (1.0, 10.0, 0.0, 0.0))
     engine = _engine(kernel, asked, ends, times)
     for index in asked:
         engine.join(index, 1, 10)
@@ -51,7 +51,7 @@ def test_time_per_token_bounds_admission() -> None:
 
 def test_a_removed_request_tells_its_tokens_and_lets_the_next_in() -> None:
     kernel, ends = Kernel(), {}
-    asked = {index: Admission(context_tokens=60, tokens=10) for index in range(2)}
+    asked = dict.fromkeys(range(2), (60.0, 10.0, 0.0, 0.0))
     engine = _engine(kernel, asked, ends, TIMES)
     engine.join(0, 60, 10)
     engine.join(1, 60, 10)
@@ -69,7 +69,7 @@ def test_a_removed_request_tells_its_tokens_and_lets_the_next_in() -> None:
 
 def test_a_hold_takes_a_place_before_the_first_token() -> None:
     kernel, ends = Kernel(), {}
-    engine = _engine(kernel, {0: Admission(context_tokens=1, tokens=10, hold_s=0.5)}, ends, TIMES)
+    engine = _engine(kernel, {0: (1.0, 10.0, 0.0, 0.5)}, ends, TIMES)
     engine.join(0, 1, 10)
     kernel.run()
     assert ends == {0: pytest.approx(1.5)}
@@ -82,3 +82,13 @@ def test_a_request_that_is_no_longer_wanted_takes_no_place() -> None:
     kernel.run()
     assert engine.num_running == 0
     assert not ends
+
+
+def test_an_engine_that_also_prefills_makes_a_token_a_chunk_meanwhile() -> None:
+    kernel, ends = Kernel(), {}
+    engine = _engine(kernel, {0: (1.0, 10.0, 0.0, 0.0)}, ends, TIMES)
+    engine.join(0, 1, 10)
+    kernel.at(0.3, ARRIVAL, engine.slow_to, 0.5)  # three tokens made
+    kernel.at(1.3, ARRIVAL, engine.slow_to, 0.0)  # two more in a second of chunks
+    kernel.run()
+    assert ends == {0: pytest.approx(1.8)}

@@ -4,22 +4,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdd.policy.wan_order import WanOrderParams
+from pdd.policy.wan_order import OrderParams
 from pdd.sim.kernel import ARRIVAL, Kernel
 from pdd.sim.line import Flow, Line, LineProfile, loss_limited_bytes_per_s
 
-FIRST_COME = WanOrderParams(order="first-come")
-SHORTEST = WanOrderParams(order="shortest-unmasked-first", patience_ratio=100.0, masked_grace_s=50.0)
+FIRST_COME = OrderParams(order="first-come")
+SHORTEST = OrderParams(ageing_s=10.0)
 
 
-def _line(kernel: Kernel, *, pool: int, flow: float, order: WanOrderParams = FIRST_COME) -> Line:
+def _line(kernel: Kernel, *, pool: int, flow: float, order: OrderParams = FIRST_COME) -> Line:
     return Line(
         kernel, LineProfile(rate_bytes_per_s=100.0, rtt_s=0.0, flow_bytes_per_s=flow, pool=pool), order
     )
 
 
 def _play(
-    sends: list[tuple[float, float, bool]], *, pool: int, flow: float, order: WanOrderParams = FIRST_COME
+    sends: list[tuple[float, float, bool]], *, pool: int, flow: float, order: OrderParams = FIRST_COME
 ) -> dict[int, float]:
     kernel = Kernel()
     line = _line(kernel, pool=pool, flow=flow, order=order)
@@ -30,8 +30,7 @@ def _play(
         line.send(
             index,
             size,
-            masked=masked,
-            relay_load_ratio=0.0,
+            is_unmasked=not masked,
             on_done=lambda done: ends.setdefault(done, kernel.now_s),
         )
 
@@ -67,10 +66,7 @@ def test_a_cancelled_flow_frees_the_line_at_once() -> None:
     kernel = Kernel()
     line = _line(kernel, pool=1, flow=100.0)
     ends: list[int] = []
-    flows: list[Flow] = [
-        line.send(index, 1_000.0, masked=False, relay_load_ratio=0.0, on_done=ends.append)
-        for index in range(2)
-    ]
+    flows: list[Flow] = [line.send(index, 1_000.0, on_done=ends.append) for index in range(2)]
     kernel.at(2.0, ARRIVAL, lambda _: line.cancel(flows[0]))
     kernel.run()
     assert ends == [1]
@@ -106,7 +102,7 @@ def test_a_long_clock_does_not_wake_for_ever() -> None:
         kernel.at(
             1e5 + index * 0.37,
             ARRIVAL,
-            lambda i: line.send(i, 3.3e8 + i * 7.7, masked=False, relay_load_ratio=0.0, on_done=ends.append),
+            lambda i: line.send(i, 3.3e8 + i * 7.7, on_done=ends.append),
             index,
         )
     kernel.run()

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.wire import frames as f
+from pdd.wire.codec import BF16_SPLIT, Bf16Codec
 from pdd.wire.decoder import ControlReceived, DataEnd, DataHeader, FrameDecoder
 
+CODEC = Bf16Codec()
 u32 = st.integers(0, 2**32 - 1)
 index = st.integers(0, f.MAX_CHUNKS - 1)
 name = st.text(max_size=20)
@@ -25,8 +27,9 @@ control = st.one_of(
         session=name,
         stream=st.integers(0, 64),
         fingerprint=st.dictionaries(name, name, max_size=3),
+        codecs=st.lists(name, max_size=3),
     ),
-    st.builds(f.HelloOk, version=st.integers(0, 9), peer=name),
+    st.builds(f.HelloOk, version=st.integers(0, 9), peer=name, unasked_bytes=u32, codec=name),
     st.builds(f.Refused, reason=name, fields=st.lists(name, max_size=3)),
     st.builds(f.Offer, number=u32, transfer=name, first=index, keys=keys),
     st.builds(
@@ -34,6 +37,7 @@ control = st.one_of(
         number=u32,
         indices=st.lists(index, max_size=5),
         pieces=st.lists(st.tuples(index, u32, u32), max_size=3),
+        answered=st.integers(0, f.MAX_CHUNKS),
     ),
     st.builds(f.Ack, number=u32, indices=st.lists(index, max_size=5)),
     st.builds(f.End, number=u32, total=st.integers(1, f.MAX_CHUNKS)),
@@ -43,16 +47,33 @@ control = st.one_of(
     st.builds(f.Ping, nonce=u32),
     st.builds(f.Pong, nonce=u32),
 )
-data = st.tuples(u32, u32, u32, st.binary(min_size=1, max_size=300))
+payloads = st.binary(min_size=1, max_size=300) | st.integers(1, 300).map(bytes)
+data = st.tuples(u32, u32, u32, payloads, st.booleans(), st.booleans())
 messages = st.lists(st.one_of(control, data), max_size=8)
 
 
 def encode(message: Any) -> bytes:
     if isinstance(message, f.Frame):
         return f.encode_control(message)
-    number, at, offset, payload = message
-    view = memoryview(payload)
-    return f.encode_data_header(number=number, index=at, offset=offset, payload=view) + payload
+    number, at, offset, payload, is_unasked, may_be_coded = message
+    coded = CODEC.encode(memoryview(payload))
+    is_coded = may_be_coded and len(coded) < len(payload)
+    header = f.encode_data_header(
+        number=number,
+        index=at,
+        offset=offset,
+        payload=memoryview(payload),
+        is_unasked=is_unasked,
+        coded_bytes=len(coded) if is_coded else None,
+    )
+    return header + (coded if is_coded else payload)
+
+
+def make_decoder(**options: Any) -> FrameDecoder:
+    """One that takes coded payloads."""
+    decoder = FrameDecoder(**options)
+    decoder.accept_peer(codec=BF16_SPLIT)
+    return decoder
 
 
 class Placer:
@@ -68,7 +89,7 @@ class Placer:
 
 
 def decode(chunks: list[bytes]) -> tuple[list[Any], list[Any]]:
-    decoder, placer = FrameDecoder(), Placer()
+    decoder, placer = make_decoder(), Placer()
     events: list[Any] = []
     for chunk in chunks:
         events += decoder.feed(chunk, placer)
@@ -91,8 +112,8 @@ def test_what_is_sent_is_what_is_received(sent: list[Any]) -> None:
     ]
     pieces = [m for m in sent if not isinstance(m, f.Frame)]
     ends = [e for e in events if isinstance(e, DataEnd)]
-    assert [(h.number, h.index, h.offset, h.length) for h, _ in placed] == [
-        (*m[:3], len(m[3])) for m in pieces
+    assert [(h.number, h.index, h.offset, h.length, h.is_unasked) for h, _ in placed] == [
+        (*m[:3], len(m[3]), m[4]) for m in pieces
     ]
     for end, (_, buffer), piece in zip(ends, placed, pieces, strict=True):
         assert end.intact == (buffer is not None)
@@ -102,7 +123,7 @@ def test_what_is_sent_is_what_is_received(sent: list[Any]) -> None:
 @given(messages)
 def test_pulled_by_a_byte_at_a_time_as_pushed(sent: list[Any]) -> None:
     stream = b"".join(map(encode, sent))
-    decoder, placer = FrameDecoder(), Placer()
+    decoder, placer = make_decoder(), Placer()
     events: list[Any] = []
     for byte in stream:
         decoder.buffer()[0] = byte
@@ -150,7 +171,8 @@ def test_a_body_that_is_no_message_is_a_remote_error(body: bytes) -> None:
     [
         f.PREFIX.pack(0, f.KIND_CONTROL, 0, 1, 0),
         f.PREFIX.pack(f.MAGIC, 9, 0, 1, 0),
-        f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, 1, 1, 0),
+        f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, f.FLAG_UNASKED, 1, 0),
+        f.PREFIX.pack(f.MAGIC, f.KIND_DATA, 128, 1, 0),
         f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, 0, 0, 0),
         f.PREFIX.pack(f.MAGIC, f.KIND_CONTROL, 0, f.MAX_CONTROL_BYTES + 1, 0),
         f.PREFIX.pack(f.MAGIC, f.KIND_DATA, 0, f.MAX_PIECE_BYTES + 1, 0),
@@ -183,7 +205,7 @@ def test_frames_are_compact() -> None:
     """An ACK is a few bytes beside its prefix: overhead counts on the line."""
     assert len(f.encode_control(f.Ack(number=7, indices=[9]))) - f.PREFIX.size <= 6
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(f.Landed(number=3))) == [8, 3]
-    assert f.DATA_HEADER_BYTES == 32
+    assert f.DATA_HEADER_BYTES == 36
 
 
 class TestDecoderUse:
@@ -191,7 +213,7 @@ class TestDecoderUse:
 
     def test_a_payload_must_be_placed(self) -> None:
         decoder = FrameDecoder()
-        stream = encode((1, 2, 3, b"payload"))
+        stream = encode((1, 2, 3, b"payload", False, False))
         for byte in stream[: f.DATA_HEADER_BYTES]:
             decoder.buffer()[0] = byte
             decoder.advance(1)
@@ -201,6 +223,14 @@ class TestDecoderUse:
             decoder.place(memoryview(bytearray(3)))
         with pytest.raises(LocalProtocolError):
             FrameDecoder().place(None)
+
+    def test_coded_payloads_must_be_agreed_on_and_shorter(self) -> None:
+        payload = memoryview(bytes(1000))
+        coded = CODEC.encode(payload)
+        for decoder, num_bytes in ((FrameDecoder(), len(coded)), (make_decoder(), 1000), (make_decoder(), 0)):
+            head = f.encode_data_header(number=1, index=0, offset=0, payload=payload, coded_bytes=num_bytes)
+            with pytest.raises(RemoteProtocolError):
+                decoder.feed(head, lambda _header: None)
 
     def test_nothing_is_taken_after_an_error(self) -> None:
         decoder = FrameDecoder()
@@ -213,7 +243,7 @@ class TestDecoderUse:
         decoder, placer = FrameDecoder(), Placer()
         decoder.expect_data_only()
         assert decoder.buffer().nbytes == f.DATA_HEADER_BYTES
-        events = decoder.feed(encode((1, 2, 3, b"payload")) * 2, placer)
+        events = decoder.feed(encode((1, 2, 3, b"payload", False, False)) * 2, placer)
         assert [type(event) for event in events] == [DataHeader, DataEnd] * 2
         assert decoder.buffer().nbytes == f.DATA_HEADER_BYTES
         with pytest.raises(RemoteProtocolError):
@@ -224,4 +254,4 @@ class TestDecoderUse:
     def test_a_peer_may_be_held_to_smaller_pieces(self) -> None:
         decoder = FrameDecoder(max_piece_bytes=4)
         with pytest.raises(RemoteProtocolError):
-            decoder.feed(encode((1, 2, 3, b"12345")), lambda _header: None)
+            decoder.feed(encode((1, 2, 3, b"12345", True, False)), lambda _header: None)

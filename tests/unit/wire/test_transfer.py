@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.kit.scale import EXAMPLES
 
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.wire import frames as f
@@ -52,8 +53,18 @@ class TestReceiver:
     def test_what_is_lacking_is_wanted(self) -> None:
         receiver = rx.Receiver(number=1, chunk_bytes=CHUNK)
         effects = receiver.step(rx.Offered(first=0, placements=(HELD, LANDING, ELSEWHERE, LANDING)))
-        assert effects == [rx.Send(frame=f.Want(number=1, indices=[1, 3]))]
-        assert receiver.step(rx.Offered(first=4, placements=(HELD,))) == []
+        assert effects == [rx.Send(frame=f.Want(number=1, indices=[1, 3], answered=4))]
+        effects = receiver.step(rx.Offered(first=4, placements=(HELD,)))
+        assert effects == [rx.Send(frame=f.Want(number=1, indices=[], answered=5))]
+        assert receiver.step(rx.Offered(first=5, placements=())) == []
+
+    def test_unasked_pieces_are_taken_for_what_was_lacking_at_the_offer_and_no_other(self) -> None:
+        receiver = make_receiver(HELD, LANDING, ELSEWHERE)
+        taken = [receiver.claim(index=i, offset=0, length=4, is_unasked=True) for i in range(3)]
+        assert taken == [False, True, False]
+        receiver.step(rx.NowOurs(index=2))  # the sender cuts it anew when it is wanted
+        assert not receiver.claim(index=2, offset=0, length=4, is_unasked=True)
+        assert receiver.claim(index=2, offset=0, length=4)
 
     def test_a_chunk_is_committed_before_it_is_acknowledged(self) -> None:
         assert land(make_receiver(LANDING), 0) == [
@@ -180,6 +191,30 @@ class TestSender:
         effects = make_sender(num_keys=2).step(tx.WantSeen(indices=[1]))
         assert effects == [tx.Enqueue(pieces=((1, 0, 4), (1, 4, 4), (1, 8, 2)))]
 
+    def test_unasked_chunks_that_are_wanted_are_not_sent_twice(self) -> None:
+        sender = make_sender(num_keys=3)
+        effects = sender.step(tx.SendUnasked(indices=(0, 1)))
+        pieces = ((0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 4), (1, 4, 4), (1, 8, 2))
+        assert effects == [tx.Enqueue(pieces=pieces, is_unasked=True)]
+        assert sender.unasked_bytes == sender.outstanding_bytes == 2 * CHUNK
+        assert sender.step(tx.WantSeen(indices=[0, 2], answered=3)) == [
+            tx.Withdraw(indices=(1,)),
+            tx.Enqueue(pieces=((2, 0, 4), (2, 4, 4), (2, 8, 2))),
+        ]
+        assert [sender.peer_lacks(index) for index in range(4)] == [True, False, True, None]
+        # A chunk that was declined because another transfer landed it may be wanted later after all.
+        assert sender.step(tx.WantSeen(indices=[1])) == [tx.Enqueue(pieces=pieces[3:])]
+
+    def test_a_cut_forgets_what_was_sent_unasked(self) -> None:
+        sender = make_sender(num_keys=1)
+        sender.step(tx.SendUnasked(indices=(0,)))
+        sender.step(tx.ConnectionLost())
+        assert sender.outstanding_bytes == 0
+        sender.step(tx.Opened(number=2))
+        assert sender.step(tx.WantSeen(indices=[0], answered=1)) == [
+            tx.Enqueue(pieces=((0, 0, 4), (0, 4, 4), (0, 8, 2)))
+        ]
+
     def test_landed_needs_every_wanted_chunk_acknowledged(self) -> None:
         sender = make_sender(num_keys=2, complete=True)
         sender.step(tx.WantSeen(indices=[0, 1]))
@@ -230,6 +265,9 @@ class TestSender:
         [
             tx.WantSeen(indices=[2]),
             tx.WantSeen(indices=[0]),
+            tx.WantSeen(indices=[], answered=3),
+            tx.WantSeen(indices=[], answered=1),
+            tx.WantSeen(indices=[1]),
             tx.AckSeen(indices=[1]),
             tx.WantSeen(indices=[], pieces=[(1, 0, 4)]),
             tx.WantSeen(indices=[], pieces=[(0, 8, 4)]),
@@ -242,8 +280,19 @@ class TestSender:
     def test_what_a_peer_must_not_ask(self, event: tx.Event) -> None:
         sender = make_sender(num_keys=2)
         sender.step(tx.WantSeen(indices=[0]))
+        sender.step(tx.SendUnasked(indices=(1,)))
+        if event == tx.WantSeen(indices=[], answered=1):
+            sender.step(tx.WantSeen(indices=[], answered=2))  # answers do not go back
         with pytest.raises(RemoteProtocolError):
             sender.step(event)
+
+    @pytest.mark.parametrize("index", [0, 1, 2])
+    def test_only_open_offers_are_sent_unasked(self, index: int) -> None:
+        sender = make_sender(num_keys=2)
+        sender.step(tx.WantSeen(indices=[], answered=1))
+        sender.step(tx.SendUnasked(indices=(1,)))
+        with pytest.raises(LocalProtocolError):
+            sender.step(tx.SendUnasked(indices=(index,)))
 
     def test_own_mistakes_are_local(self) -> None:
         with pytest.raises(LocalProtocolError):
@@ -266,7 +315,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.reserved: set[int] = set()
         self.to_receiver: deque[Any] = deque()
         self.to_sender: deque[Any] = deque()
-        self.pieces: list[tuple[int, int, int]] = []
+        self.pieces: list[tuple[tuple[int, int, int], bool]] = []
         self.number = 0
         self.num_keys = 0
         self.is_complete = False
@@ -278,8 +327,10 @@ class TransferMachine(RuleBasedStateMachine):
             match effect:
                 case tx.Send(frame=frame):
                     self.to_receiver.append(frame)
-                case tx.Enqueue(pieces=pieces):
-                    self.pieces += pieces
+                case tx.Enqueue(pieces=pieces, is_unasked=is_unasked):
+                    self.pieces += [(piece, is_unasked) for piece in pieces]
+                case tx.Withdraw():
+                    pass  # the worst case: they had all left
                 case tx.Unqueue():
                     self.pieces.clear()
                 case tx.Land():
@@ -333,6 +384,13 @@ class TransferMachine(RuleBasedStateMachine):
         self.num_keys += count
         self.send_step(tx.Grown(keys=keys))
 
+    @precondition(lambda self: self.sender.state is tx.State.OPEN)
+    @rule(count=st.integers(1, 3))
+    def send_unasked(self, count: int) -> None:
+        taken = self.sender.unasked
+        free = [i for i in range(self.sender.num_answered, self.num_keys) if i not in taken]
+        self.send_step(tx.SendUnasked(indices=tuple(free[:count])))
+
     @precondition(lambda self: not self.is_complete and self.num_keys)
     @rule()
     def complete(self) -> None:
@@ -366,8 +424,8 @@ class TransferMachine(RuleBasedStateMachine):
     @rule()
     def deliver_to_sender(self) -> None:
         match self.to_sender.popleft():
-            case f.Want(indices=indices, pieces=pieces):
-                self.send_step(tx.WantSeen(indices=indices, pieces=pieces))
+            case f.Want(indices=indices, pieces=pieces, answered=answered):
+                self.send_step(tx.WantSeen(indices=indices, pieces=pieces, answered=answered))
             case f.Ack(indices=indices):
                 self.send_step(tx.AckSeen(indices=indices))
             case f.Landed():
@@ -379,8 +437,12 @@ class TransferMachine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 1000), intact=st.sampled_from([True] * 5 + [False]))
     def deliver_piece(self, at: int, intact: bool) -> None:
         assert self.receiver is not None
-        index, offset, length = self.pieces.pop(at % len(self.pieces))
-        if self.receiver.claim(index=index, offset=offset, length=length):
+        at %= len(self.pieces)
+        (index, offset, length), is_unasked = self.pieces[at]
+        if is_unasked and self.receiver.is_active and index >= self.receiver.num_offered:
+            return  # it waits for its offer
+        self.pieces.pop(at)
+        if self.receiver.claim(index=index, offset=offset, length=length, is_unasked=is_unasked):
             self.receive_step(rx.PieceArrived(index=index, offset=offset, intact=intact))
 
     @precondition(lambda self: self.elsewhere and self.is_connected and self.receiver.is_active)
@@ -411,7 +473,7 @@ class TransferMachine(RuleBasedStateMachine):
 
 
 TestTransferMachine = TransferMachine.TestCase
-TestTransferMachine.settings = settings(max_examples=60, stateful_step_count=50)
+TestTransferMachine.settings = settings(max_examples=40 * EXAMPLES, stateful_step_count=50)
 
 
 @given(st.lists(st.sampled_from([HELD, LANDING]), min_size=1, max_size=6), st.integers(1, CHUNK))

@@ -24,6 +24,7 @@ JSON_FIELDS = (
     "handoff_rounds",
     "stall_s",
     "max_itl_s",
+    "median_itl_s",
     "wan_bytes",
     "wan_bytes_without_drc",
     "md_cached_tokens",
@@ -175,6 +176,23 @@ def summary_line(values: dict[str, Any]) -> str:
         same = "equal to" if values["equal_to_reference"] else "NOT all equal to"
         text += f"; answers are {same} those of a plain engine"
     return text + "."
+
+
+def handoff_lines(results: Sequence[Result], *, rtt_s: float) -> list[str]:
+    """What each handoff cost its client, beside the goal of catch-up: twice the usual gap and a round trip.
+
+    One-shot may take longer: MD computes all eager tokens anew in that gap.
+    """
+    lines = []
+    for result in results:
+        stall_s, usual_s = result.record.get("stall_s"), result.record.get("median_itl_s")
+        if stall_s is not None and usual_s is not None:
+            lines.append(
+                f"{result.label}: at the handoff ({_handoff(result)}) the client waited {stall_s:.3f} s for "
+                f"a token, {usual_s:.3f} s otherwise (median); twice that and a round trip are "
+                f"{2 * usual_s + rtt_s:.3f} s"
+            )
+    return lines
 
 
 def write_json(path: Path, results: Sequence[Result], values: dict[str, Any]) -> None:

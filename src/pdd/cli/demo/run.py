@@ -139,18 +139,19 @@ async def _run_script(endpoints: Endpoints, screen: Screen) -> list[report.Resul
     console = screen.console
     results = []
     conversation = script.Conversation()
-    for number, question in enumerate(script.TURNS, start=1):
-        console.print(f"\n[bold]turn {number}[/]  {question}")
+    for number, turn in enumerate(script.TURNS, start=1):
+        console.print(f"\n[bold]turn {number}[/]  {turn.question}")
         result, text = await _ask(
             endpoints,
             f"turn {number}",
             conversation.messages,
-            script.CONVERSATION_MAX_TOKENS,
+            turn.max_tokens,
             lambda piece: console.print(piece, end="", markup=False, style="cyan", soft_wrap=True),
         )
         console.print()
         results.append(result)
-        conversation.answered(text, script.TURNS[number] if number < len(script.TURNS) else None)
+        next_turn = script.TURNS[number] if number < len(script.TURNS) else None
+        conversation.answered(text, next_turn.question if next_turn else None)
     console.print("\n[bold]three unrelated requests at once[/]")
     asked = [
         _ask(
@@ -191,6 +192,8 @@ def _report(results: list[report.Result], screen: Screen, options: DemoOptions, 
     console = screen.console
     console.print()
     console.print(report.table(results, width=console.width))
+    for line in report.handoff_lines(results, rtt_s=options.settings.rtt_s):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(report.summary_line(values), markup=False)
     if options.json_path is not None:
         report.write_json(options.json_path, results, values)

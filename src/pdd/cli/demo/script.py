@@ -4,18 +4,28 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 
 SYSTEM = "You are a careful assistant. You answer from the report you are given, in a few short sentences."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One question of the conversation and how long its answer may be."""
+
+    question: str
+    max_tokens: int
+
+
 TURNS = (
-    "What happened that night? Answer in two sentences.",
-    "Who noticed first that something was wrong, and how?",
-    "Why did it take so long to find the cause?",
-    "Which changes were agreed on? List them.",
+    # The document's KV crosses now: the answer is long enough to go on while it does.
+    Turn(question="Tell what happened that night in detail, from the beginning to the end.", max_tokens=160),
+    Turn(question="Who noticed first that something was wrong, and how?", max_tokens=56),
+    Turn(question="Why did it take so long to find the cause?", max_tokens=56),
+    Turn(question="Which changes were agreed on? List them.", max_tokens=56),
 )
 UNRELATED = (
     "Name three rivers in Europe.",
     "Write a haiku about rain on a tin roof.",
     "Explain in one sentence what a tide is.",
 )
-CONVERSATION_MAX_TOKENS = 56
 UNRELATED_MAX_TOKENS = 40
 
 Message = dict[str, str]
@@ -33,7 +43,7 @@ class Conversation:
     messages: list[Message] = field(
         default_factory=lambda: [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"Here is a report.\n\n{report()}\n\n{TURNS[0]}"},
+            {"role": "user", "content": f"Here is a report.\n\n{report()}\n\n{TURNS[0].question}"},
         ]
     )
 

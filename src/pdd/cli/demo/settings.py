@@ -24,6 +24,11 @@ class DemoSettings:
     pipeline: str
     port: int
 
+    @property
+    def rtt_s(self) -> float:
+        """Round trip of the line."""
+        return 2 * parse_duration_s(self.delay)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoModel:
@@ -70,7 +75,6 @@ def demo_config(settings: DemoSettings, model: DemoModel, *, run_dir: Path) -> s
         _forward(what, near, far)
         for what, near, far in zip(("MD's API", "MD's KV", "MD's agent"), wan, md, strict=True)
     )
-    rtt_ms = 2 * parse_duration_s(settings.delay) * 1000
     return f"""# Written by pdd demo: site "a" with P and RLD, site "b" with MD, an emulated line.
 run_dir = {_text(str(run_dir))}
 
@@ -88,7 +92,7 @@ drain_timeout_s = 5
 
 [policy]
 assumed_wan_rate = {_text(settings.rate)}
-assumed_wan_rtt_s = "{rtt_ms:g}ms"
+assumed_wan_rtt_s = "{settings.rtt_s * 1000:g}ms"
 # The script's answers are short so that it ends soon; the outlier filter would keep them all from site b.
 outlier_margin_ratio = 0
 {_engine("p0", "prefill", "a", p, sizes)}

@@ -1,6 +1,7 @@
 """Two agents at the two sides of a place, and transfers between them."""
 
 import contextlib
+import datetime
 import http.client
 import json
 import queue
@@ -15,14 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pdd.config.schema import PddConfig
 from pdd.core.errors import ConnectError, DeadlineError, PddError
 from pdd.link.bench.engine import WAIT_S, BenchEngine
 from pdd.link.bench.place import SIDES, Place
+from pdd.transport.issue import issue_ca, issue_certificate, write_key_pair
 
 SENDER, RECEIVER = "p0", "md0"
 _IDS: Final = dict(zip(SIDES, (SENDER, RECEIVER), strict=True))
 _STOP_S: Final = 10.0
+_CERTIFICATE_LIFE: Final = datetime.timedelta(days=1)
 
 
 class AgentPair:
@@ -33,12 +35,20 @@ class AgentPair:
         chunk_bytes: Size of a chunk.
         store_bytes: Store of each agent.
         streams: Data streams; None leaves the default.
+        is_encrypted: Whether they speak TLS, with certificates made for them.
     """
 
     def __init__(
-        self, place: Place, *, chunk_bytes: int, store_bytes: int, streams: int | None = None
+        self,
+        place: Place,
+        *,
+        chunk_bytes: int,
+        store_bytes: int,
+        streams: int | None = None,
+        is_encrypted: bool = False,
     ) -> None:
         self._place = place
+        self._is_encrypted = is_encrypted
         self._stack = contextlib.ExitStack()
         try:
             self._start(chunk_bytes, store_bytes, streams)
@@ -135,8 +145,8 @@ class AgentPair:
     def _config(self, run_dir: Path, store_bytes: int, streams: int | None) -> str:
         rows = [f'run_dir = "{run_dir}"', "[model]", 'path = "none"', 'name = "none"', "[agent]"]
         rows += [f"streams = {streams}"] if streams else []
-        # Compared with plain sockets, so in clear; what TLS costs is a figure of its own.
-        rows += ["[tls]", 'mode = "off"'] if "tls" in PddConfig.model_fields else []
+        # Compared with plain sockets, so in clear by default; what TLS costs is a figure of its own.
+        rows += _tls_rows(run_dir) if self._is_encrypted else ["[tls]", 'mode = "off"']
         for side in SIDES:
             rows += [
                 "[[engines]]",
@@ -201,6 +211,19 @@ class AgentPair:
     def _tail(self) -> str:
         rows = self._log.read_text(errors="replace").splitlines()[-5:]
         return "the agents said: " + " | ".join(rows)
+
+
+def _tls_rows(folder: Path) -> list[str]:
+    """TLS for all, with a CA and certificates of this run."""
+    now = datetime.datetime.now(datetime.UTC)
+    life = {"not_before": now - _CERTIFICATE_LIFE, "not_after": now + _CERTIFICATE_LIFE}
+    ca = issue_ca(**life)
+    write_key_pair(ca, folder / "ca.crt", folder / "ca.key")
+    for engine_id in _IDS.values():
+        pair = issue_certificate(ca, [engine_id], **life)
+        write_key_pair(pair, folder / f"{engine_id}.crt", folder / f"{engine_id}.key")
+    names = {"cert": "{engine}.crt", "key": "{engine}.key", "ca": "ca.crt"}
+    return ["[tls]", 'mode = "on"', *(f'{key} = "{folder / name}"' for key, name in names.items())]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

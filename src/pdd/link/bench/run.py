@@ -29,6 +29,20 @@ SETTLE_S: Final = 0.5
 PAYLOAD_RATIO: Final = 1448 / 1514
 """Payload of a full Ethernet frame of TCP over IPv4 with time stamps: what a line's rate is worth at most."""
 
+REQUIRED: Final = (
+    "goodput_vs_plain_tcp_ratio",
+    "concurrent32_vs_plain_tcp_ratio",
+    "goodput_vs_nixl_tcp_ratio",
+    "small_transfer_vs_ideal_ratio",
+    "lossy_line_ratio",
+    "cpu_s_per_gb_send",
+    "cpu_s_per_gb_recv",
+    "tls_cpu_s_per_gb_send",
+    "tls_cpu_s_per_gb_recv",
+    "control_p99_saturated_vs_idle_ratio",
+)
+"""On the last line of every run; null if not measured."""
+
 Say = Callable[[str], None]
 
 
@@ -44,7 +58,7 @@ class BenchSettings:
     loss_ratio: float = 0.0001
     rounds: int = 3
     streams: int | None = None
-    parts: frozenset[str] = frozenset({"goodput", "small", "control", "lossy", "nixl", "loopback"})
+    parts: frozenset[str] = frozenset({"goodput", "small", "control", "lossy", "nixl", "loopback", "tls"})
 
 
 @dataclass(slots=True)
@@ -80,10 +94,11 @@ def run_link_bench(settings: BenchSettings, say: Say) -> dict[str, Any]:
     """
     bench = _Bench(settings, say)
     bench.figures.update(emulator="packet", rate_bytes_per_s=settings.rate_bytes_per_s)
-    bench.figures.update(rtt_s=2 * settings.delay_s, tls_cpu_s_per_gb_send=None)
+    bench.figures.update(rtt_s=2 * settings.delay_s)
+    bench.figures.update(dict.fromkeys(REQUIRED))
     line_settings = LineSettings(rate_bytes_per_s=settings.rate_bytes_per_s, delay_s=settings.delay_s)
     parts = settings.parts
-    if parts - {"loopback"}:
+    if parts - {"loopback", "tls"}:
         with PacketLine(line_settings) as line:
             _measure_on_line(bench, Place(line=line))
             state = line.call("state")
@@ -91,6 +106,8 @@ def run_link_bench(settings: BenchSettings, say: Say) -> dict[str, Any]:
             bench.figures["emulator_overrun_packets"] = overrun
     if "loopback" in parts:
         _measure_loopback(bench)
+    if "tls" in parts:
+        _measure_tls(bench)
     return bench.figures
 
 
@@ -220,12 +237,31 @@ def _measure_lossy(bench: _Bench, place: Place, pair: AgentPair) -> None:
     bench.put("lossy_vs_one_cubic_stream_ratio", statistics.mean(cubic_s) / statistics.mean(ours_s))
 
 
+@dataclass(slots=True)
+class _LoopbackRounds:
+    """Repeated transfers without a line: how long each took, and the processor time of each side."""
+
+    took_s: list[float] = field(default_factory=list)
+    used_s: dict[str, list[float]] = field(default_factory=lambda: {"a": [], "b": []})
+
+    def push(self, bench: _Bench, pair: AgentPair) -> None:
+        """One more transfer has been made and measured."""
+        name = f"loopback-{next(bench.names)}"
+        keys = pair.prepare(name, LOOPBACK_BYTES // CHUNK_BYTES)
+        before = {side: cpu_s(process.pid) for side, process in pair.processes.items()}
+        self.took_s.append(pair.transfer({name: keys})[name])
+        for side, process in pair.processes.items():
+            self.used_s[side].append(cpu_s(process.pid) - before[side])
+
+    def cpu_s_per_gb(self, side: str) -> float:
+        """Processor seconds that a gigabyte costs a side."""
+        return statistics.median(self.used_s[side]) / (LOOPBACK_BYTES / 1e9)
+
+
 def _measure_loopback(bench: _Bench) -> None:
     """What the agents reach without a line, beside a bare socket reader, and what a GB costs each side."""
     place = Place()
-    ours_s, bare_s, bare_cpu_s = [], [], []
-    used_s: dict[str, list[float]] = {"a": [], "b": []}
-    num_chunks = LOOPBACK_BYTES // CHUNK_BYTES
+    ours, bare_s, bare_cpu_s = _LoopbackRounds(), [], []
     with (
         AgentPair(place, chunk_bytes=CHUNK_BYTES, store_bytes=2 * LOOPBACK_BYTES) as pair,
         PlainStreams(place, 4) as bare,
@@ -237,17 +273,26 @@ def _measure_loopback(bench: _Bench) -> None:
             before_s = bare.receiver_cpu_s()
             bare_s.append(bare.send(LOOPBACK_BYTES))
             bare_cpu_s.append(bare.receiver_cpu_s() - before_s)
-            name = f"loopback-{next(bench.names)}"
-            keys = pair.prepare(name, num_chunks)
-            before = {side: cpu_s(process.pid) for side, process in pair.processes.items()}
-            ours_s.append(pair.transfer({name: keys})[name])
-            for side, process in pair.processes.items():
-                used_s[side].append(cpu_s(process.pid) - before[side])
+            ours.push(bench, pair)
         memory = {side: private_memory_bytes(process.pid) for side, process in pair.processes.items()}
-    gigabytes = LOOPBACK_BYTES / 1e9
-    bench.put("loopback_bytes_per_s", LOOPBACK_BYTES / min(ours_s))
-    bench.put("loopback_vs_bare_reader_ratio", statistics.median(bare_s) / statistics.median(ours_s))
-    bench.put("cpu_s_per_gb_send", statistics.median(used_s["a"]) / gigabytes)
-    bench.put("cpu_s_per_gb_recv", statistics.median(used_s["b"]) / gigabytes)
-    bench.put("bare_reader_cpu_s_per_gb", statistics.median(bare_cpu_s) / gigabytes)
+    bench.put("loopback_bytes_per_s", LOOPBACK_BYTES / min(ours.took_s))
+    bench.put("loopback_vs_bare_reader_ratio", statistics.median(bare_s) / statistics.median(ours.took_s))
+    bench.put("cpu_s_per_gb_send", ours.cpu_s_per_gb("a"))
+    bench.put("cpu_s_per_gb_recv", ours.cpu_s_per_gb("b"))
+    bench.put("bare_reader_cpu_s_per_gb", statistics.median(bare_cpu_s) / (LOOPBACK_BYTES / 1e9))
     bench.put("memory_beyond_store_bytes", max(memory.values()) - 2 * LOOPBACK_BYTES)
+
+
+def _measure_tls(bench: _Bench) -> None:
+    """The same without a line and with TLS: what a GB costs each side."""
+    rounds = _LoopbackRounds()
+    with AgentPair(
+        Place(), chunk_bytes=CHUNK_BYTES, store_bytes=2 * LOOPBACK_BYTES, is_encrypted=True
+    ) as pair:
+        bench.push(pair, LOOPBACK_BYTES)
+        bench.push(pair, LOOPBACK_BYTES)
+        for _ in range(bench.settings.rounds):
+            rounds.push(bench, pair)
+    bench.put("tls_loopback_bytes_per_s", LOOPBACK_BYTES / min(rounds.took_s))
+    bench.put("tls_cpu_s_per_gb_send", rounds.cpu_s_per_gb("a"))
+    bench.put("tls_cpu_s_per_gb_recv", rounds.cpu_s_per_gb("b"))

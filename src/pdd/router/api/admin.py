@@ -78,7 +78,10 @@ class AdminHandler:
             metrics.breaker_open.labels(engine=engine).set(view.tripped)
             if state.config.role == "relay":
                 metrics.auto_mode.labels(engine=engine).set(state.auto_handoff == "catch-up")
-            metrics.belief_keys.labels(engine=engine).set(len(state.belief))
+            metrics.belief_keys.labels(engine=engine).set(state.belief.num_chunks)
+            metrics.belief_blocks.labels(engine=engine).set(state.belief.num_device_blocks)
+            for result, count in state.events.take_counts().items():
+                metrics.kv_batches.labels(engine=engine, result=result).inc(count)
         return web.Response(
             body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )

@@ -1,11 +1,17 @@
 """Keeps one request's record and the metrics that follow from it."""
 
+from array import array
+from collections.abc import Mapping
+from statistics import median
+
 from pdd.router.engines import WireUsage
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
 from pdd.router.request.events import Failure, StartDecode
 from pdd.router.request.machine import RequestMachine
 
+MAX_GAPS = 512
+"""The median gap of an answer is that of its first so many: a handoff comes early."""
 LOT_TOKENS = 32
 """Tokens of one answer are counted together: a labelled counter costs as much as all the rest of a token."""
 
@@ -18,6 +24,7 @@ class Accounting:
         self._metrics = metrics
         self._last_token_s: float | None = None
         self._joined_s: float | None = None
+        self._gaps_s = array("d")
         self._relay_gap_s = 0.0
         self._relay_tokens = 0
         self._last_role = ""
@@ -68,6 +75,8 @@ class Accounting:
             gap_s = now_s - self._last_token_s
             if record.max_itl_s is None or gap_s > record.max_itl_s:
                 record.max_itl_s = gap_s
+            if len(self._gaps_s) < MAX_GAPS:
+                self._gaps_s.append(gap_s)
             if role == "relay" and self._last_role == role:
                 self._relay_gap_s += gap_s
                 self._relay_tokens += count
@@ -86,6 +95,15 @@ class Accounting:
         if self._uncounted:
             self._metrics.output_tokens.labels(role=self._role).inc(self._uncounted)
             self._uncounted = 0
+
+    def on_prefill_hit(self, engine: str, believed_held_tokens: Mapping[str, int]) -> None:
+        """P has said how much of the prompt it found; what was believed is compared with it."""
+        if (believed := believed_held_tokens.get(engine)) is None:
+            return
+        self._record.predicted_cached_tokens = believed
+        self._metrics.prefill_hit_error.labels(engine=engine).observe(
+            abs(believed - self._record.cached_tokens)
+        )
 
     def on_usage(self, role: str, engine: str, usage: WireUsage, *, expected_tokens: int) -> int:
         """What a decode engine found in its caches; returns the tokens it should have found and did not."""
@@ -116,6 +134,7 @@ class Accounting:
         record.attempts = machine.attempt
         record.output_tokens = num_tokens
         record.finished_s = now_s
+        record.median_itl_s = median(self._gaps_s) if self._gaps_s else None
         record.eager_tokens = machine.eager_tokens
         record.handoff_mode = machine.handoff_mode
         record.handoff_rounds = machine.handoff_rounds

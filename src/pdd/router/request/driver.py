@@ -167,6 +167,7 @@ class RequestDriver:
             gate=self._gate,
             note_usage=self._note_usage,
             note_prefill=self._note_prefill,
+            held_tokens=planning.believed_held_tokens,
         )
 
     async def run(self, sink: Sink) -> None:
@@ -282,7 +283,7 @@ class RequestDriver:
             case ResumeTransfer():
                 agent = self._services.fleet.engines[self._prefills[effect.attempt]].agent
                 transfer = self._job.transfer_id(effect.attempt)
-                self._services.background(agent.resume(transfer, [effect.peer]))
+                self._services.background(agent.resume(transfer))
             case ReleaseTransfer():
                 _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
             case Pause():
@@ -363,7 +364,12 @@ class RequestDriver:
 
     def _engines_now(self) -> EnginesNow:
         job = self._job
-        return engines_now(self._services.fleet, tokens=len(job.rendered.token_ids) + job.max_tokens)
+        return engines_now(
+            self._services.fleet,
+            self._planning.prompt.blocks,
+            tokens=len(job.rendered.token_ids) + job.max_tokens,
+            affinity_weight_ratio=self._services.config.policy.affinity_weight_ratio,
+        )
 
     def _pause(self) -> None:
         now_s = self._now_s()
@@ -419,6 +425,7 @@ class RequestDriver:
     def _note_prefill(self, chunk: GenerateChunk) -> None:
         if self.machine.attempt == 1 and chunk.usage is not None:
             self.record.cached_tokens = chunk.usage.cached_tokens or 0
+            self._accounting.on_prefill_hit(self._prefills[1], self._planning.believed_held_tokens)
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = chunk.prompt_logprobs
         attempt = self.machine.attempt
@@ -429,8 +436,9 @@ class RequestDriver:
     def _transfer_timed_out(self, attempt: int) -> None:
         for peer in self._targets[attempt]:
             if self.machine.transfers.get((attempt, peer)) == "open":
-                self._cancel(attempt, peer)
-                self._inbox.put_nowait(TransferFailed(attempt=attempt, peer=peer, reason="timed_out"))
+                self._inbox.put_nowait(
+                    TransferFailed(attempt=attempt, peer=peer, reason="timed_out", is_certain=False)
+                )
 
     def _note_usage(self, role: str, engine: str, usage: WireUsage) -> None:
         chunk_tokens = self._services.config.kv.chunk_tokens
@@ -479,14 +487,16 @@ class RequestDriver:
         prompt = self._planning.prompt
         for (_, peer), state in self.machine.transfers.items():
             if state == "released":
-                engines[peer].belief.add(prompt.keys)
+                engines[peer].belief.in_store(prompt.blocks.chunks)
         if self.machine.outcome == "complete":
             self._services.fleet.history.note(self._job.rendered.tenant, self._num_tokens)
         if self.record.relay is not None and (itl_s := self._accounting.relay_itl_s) is not None:
             engines[self.record.relay].note_itl(itl_s)
         if self.machine.outcome == "complete" and self._decoded_by is not None:
             # The last token was sampled, but its KV was never computed.
-            engines[self._decoded_by].belief.add(prompt.with_reply(self.machine.tokens[:-1]))
+            decoder = engines[self._decoded_by]
+            if not decoder.events.next_seq:  # else the engine says itself what it stored of the reply
+                decoder.belief.in_store(prompt.with_reply(self.machine.tokens[:-1]).chunks)
 
     def _now_s(self) -> float:
         return _since(self._loop, self._arrived_s)

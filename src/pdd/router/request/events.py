@@ -99,11 +99,16 @@ class Landed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFailed:
-    """The attempt's KV will not reach the peer."""
+    """The attempt's KV will not reach the peer.
+
+    ``is_certain`` if the sending agent said so. Without news from it the transfer may still run, or begin:
+    the agent that was restarted may have got the order before anyone knew that it is another process.
+    """
 
     attempt: int
     peer: str
     reason: str
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

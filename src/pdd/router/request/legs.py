@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -61,6 +61,7 @@ class Legs:
         note_prefill: Told P's whole answer.
         pass_on: Offered the IDs of tokens that come with nothing else, before they are posted as events.
         gate: Closed while the client takes nothing.
+        held_tokens: Tokens of the prompt that each P is believed to hold.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Legs:
         note_prefill: Callable[[GenerateChunk], None],
         pass_on: Callable[[int, list[int]], bool],
         gate: Gate,
+        held_tokens: Mapping[str, int],
     ) -> None:
         self._job = job
+        self._held_tokens = held_tokens
         self._fleet = fleet
         self._post = post
         self._note_usage = note_usage
@@ -93,7 +96,13 @@ class Legs:
             whole_on_main=whole_on_main,
             held=effect.held,
         )
-        self._start(effect.leg, effect.engine, lambda state: self._prefill(effect.leg, state, body))
+        missing = len(body["token_ids"]) - self._held_tokens.get(effect.engine, 0)
+        self._start(
+            effect.leg,
+            effect.engine,
+            lambda state: self._prefill(effect.leg, state, body),
+            computes_tokens=max(0, missing),
+        )
 
     def start_decode(self, effect: StartDecode, sent: list[int]) -> None:
         """Begin a streaming leg."""
@@ -118,7 +127,7 @@ class Legs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, leg: int, engine: str, work: Work) -> None:
+    def _start(self, leg: int, engine: str, work: Work, *, computes_tokens: int = 0) -> None:
         state = self._fleet.engines[engine]
 
         def on_down() -> None:
@@ -129,6 +138,7 @@ class Legs:
         # From this moment on, not from when the task runs: others are placed in between.
         occupied = ExitStack()
         occupied.enter_context(state.occupied(on_down))
+        occupied.enter_context(state.computing(computes_tokens))
         task = asyncio.create_task(self._run(leg, state, work), name=self._job.hop_id(leg))
         task.add_done_callback(lambda _: occupied.close())
         self._tasks[leg] = task

@@ -286,6 +286,8 @@ class RequestMachine:
         key = (event.attempt, event.peer)
         if self.transfers.get(key) != "open":
             return
+        if not event.is_certain:
+            self._settle(*key)
         self.transfers[key] = "failed"
         self._unreachable.add(event.peer)
         if event.attempt == self.attempt and self.phase in (Phase.WAITING_RELAY, Phase.WAITING_MAIN):

@@ -1,6 +1,6 @@
 """Asks the policies about one rendered request and puts their answers into a plan."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,8 +12,10 @@ from pdd.policy.pipeline import PipelineDecision, PipelineInput
 from pdd.policy.placement import place
 from pdd.policy.relayable import RelayDecision
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
+from pdd.router.belief import PromptBlocks, block_name
 from pdd.router.decisions import DecisionLog
 from pdd.router.fleet import Fleet
+from pdd.router.kv_events import block_hasher as block_hasher  # also for who makes the planner
 from pdd.router.request.events import EnginesNow, Plan
 from pdd.router.request.job import Rendered
 
@@ -26,19 +28,33 @@ _NO_LINK = LinkView(rate_bytes_per_s=1.0, rtt_s=0.0, up=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptKeys:
-    """The content addresses of a prompt's chunks; empty where they cannot be known."""
+    """The content addresses of a prompt's blocks; empty where they cannot be known."""
 
     hasher: BlockHasher
-    keys: list[bytes]
+    hashes: list[bytes]
     token_ids: list[int]
     tenant: str = ""
 
-    def with_reply(self, reply: list[int]) -> list[bytes]:
-        """The keys of prompt and reply, hashing only what the prompt's keys do not cover."""
-        if not self.keys:
-            return []
-        rest = self.token_ids[len(self.keys) * self.hasher.chunk_tokens :] + reply
-        return self.keys + self.hasher.chunk_keys(rest, parent_key=self.keys[-1])
+    @property
+    def blocks(self) -> PromptBlocks:
+        """The prompt as the belief about caches knows it."""
+        return self._named(self.hashes, len(self.token_ids))
+
+    def with_reply(self, reply: list[int]) -> PromptBlocks:
+        """Prompt and reply, hashing only what the prompt's hashes do not cover."""
+        if not self.hashes:
+            return self.blocks
+        rest = self.token_ids[len(self.hashes) * self.hasher.block_tokens :] + reply
+        more = self.hasher.block_hashes(rest, parent=self.hashes[-1])
+        return self._named(self.hashes + more, len(self.token_ids) + len(reply))
+
+    def _named(self, hashes: list[bytes], num_tokens: int) -> PromptBlocks:
+        return PromptBlocks(
+            names=tuple(block_name(block_hash) for block_hash in hashes),
+            num_tokens=num_tokens,
+            block_tokens=self.hasher.block_tokens,
+            blocks_per_chunk=self.hasher.blocks_per_chunk,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +67,15 @@ class Planning:
     relayable: RelayDecision
     prompt: PromptKeys
     believed_missing: Mapping[str, int]
+    believed_held_tokens: Mapping[str, int]
 
 
 def prompt_keys(hasher: BlockHasher, rendered: Rendered) -> PromptKeys:
-    """The prompt's chunk keys; 12 ms for 64 thousand tokens, so do it once per prompt."""
+    """The prompt's block hashes; 12 ms for 64 thousand tokens, so do it once per prompt."""
     salt = rendered.carried.get("cache_salt")
-    # The hashes of images are the engine's business; without them every key would be wrong.
-    keys = [] if rendered.multimodal else hasher.chunk_keys(rendered.token_ids, cache_salt=salt)
-    return PromptKeys(hasher=hasher, keys=keys, token_ids=rendered.token_ids, tenant=rendered.tenant)
-
-
-def block_hasher(config: PddConfig) -> BlockHasher:
-    """The hasher that agrees with the fleet's engines."""
-    return BlockHasher(
-        algo=config.kv.hash_algo,
-        seed=config.kv.hash_seed,
-        block_tokens=config.kv.block_size_tokens,
-        blocks_per_chunk=config.kv.blocks_per_chunk,
-    )
+    # The hashes of images are the engine's business; without them every hash would be wrong.
+    hashes = [] if rendered.multimodal else hasher.block_hashes(rendered.token_ids, cache_salt=salt)
+    return PromptKeys(hasher=hasher, hashes=hashes, token_ids=rendered.token_ids, tenant=rendered.tenant)
 
 
 def choose_prefill(fleet: Fleet) -> str:
@@ -101,17 +108,25 @@ class Planner:
         """
         fleet = self.fleet
         decide = partial(self.decisions.decide, request=request)
-        relay_views = fleet.views("relay")
-        prefills = decide("placement", engines=fleet.views("prefill")).order
-        relays = decide("placement", engines=relay_views).order if relayable.relayable else ()
-        mains = decide("placement", engines=fleet.views("main")).order
+        blocks = prompt.blocks
+        order = partial(
+            decide,
+            "placement",
+            prompt_tokens=blocks.num_tokens,
+            affinity_weight_ratio=self.config.policy.affinity_weight_ratio,
+        )
+        prefill_views = fleet.views_for("prefill", blocks)
+        relay_views = fleet.views_for("relay", blocks)
+        prefills = order(engines=prefill_views).order
+        relays = order(engines=relay_views).order if relayable.relayable else ()
+        mains = order(engines=fleet.views_for("main", blocks)).order
         admission = decide("admission", prefills=len(prefills), relays=len(relays), mains=len(mains))
         if not admission.admitted:
             detail = "; ".join(fleet.missing_for_ready())
             raise NoEndpointError(f"{_MISSING[admission.reason]}{': ' + detail if detail else ''}")
         main = mains[0] if mains else None
         relay = next((view for view in relay_views if relays and view.id == relays[0]), None)
-        delta = fleet.delta(main, prompt.keys) if main else _no_delta(prompt)
+        delta = fleet.delta(main, blocks) if main else _no_delta(blocks)
         pipeline: PipelineDecision = decide(
             "pipeline",
             facts=PipelineInput(
@@ -126,7 +141,14 @@ class Planner:
             ),
         )
         outlier: OutlierDecision = decide(
-            "outlier", facts=self._outlier_input(pipeline, relay, prompt.tenant, max_tokens)
+            "outlier",
+            facts=self._outlier_input(
+                pipeline,
+                relay,
+                tenant=prompt.tenant,
+                max_tokens=max_tokens,
+                known_ratio=_known_ratio(blocks, (*prefill_views, *relay_views)),
+            ),
         )
         plan = Plan(
             pipeline=pipeline.pipeline,
@@ -144,11 +166,18 @@ class Planner:
             outlier=outlier,
             relayable=relayable,
             prompt=prompt,
-            believed_missing={main: delta.missing_chunks} if main and prompt.keys else {},
+            believed_missing={main: delta.missing_chunks} if main and prompt.hashes else {},
+            believed_held_tokens={view.id: view.held_tokens for view in prefill_views if prompt.hashes},
         )
 
     def _outlier_input(
-        self, pipeline: PipelineDecision, relay: EngineView | None, tenant: str, max_tokens: int
+        self,
+        pipeline: PipelineDecision,
+        relay: EngineView | None,
+        *,
+        tenant: str,
+        max_tokens: int,
+        known_ratio: float,
     ) -> OutlierInput:
         policy = self.config.policy
         return OutlierInput(
@@ -158,18 +187,31 @@ class Planner:
             history_tokens=self.fleet.history.bound_tokens(tenant),
             relay_itl_s=(relay.itl_s if relay else None) or policy.assumed_relay_itl_s,
             margin_ratio=policy.outlier_margin_ratio,
+            known_ratio=known_ratio,
+            returning_ratio=policy.outlier_returning_ratio,
         )
 
 
-def _no_delta(prompt: PromptKeys) -> DeltaView:
-    return DeltaView(missing_chunks=len(prompt.keys), chunk_bytes=0)
+def _known_ratio(prompt: PromptBlocks, views: Iterable[EngineView]) -> float:
+    """Share of the prompt that the engine which knows most of it is believed to hold."""
+    return max((view.held_tokens for view in views), default=0) / max(1, prompt.num_tokens)
 
 
-def engines_now(fleet: Fleet, *, tokens: int) -> EnginesNow:
+def _no_delta(prompt: PromptBlocks) -> DeltaView:
+    return DeltaView(missing_chunks=len(prompt.chunks), chunk_bytes=0)
+
+
+def engines_now(
+    fleet: Fleet, prompt: PromptBlocks, *, tokens: int, affinity_weight_ratio: float
+) -> EnginesNow:
     """The engines that can be used now for prompt and answer of so many tokens together."""
 
     def usable(role: Role) -> tuple[str, ...]:
-        views = fleet.views(role)
-        return place(v for v in views if v.max_model_len is None or v.max_model_len >= tokens).order
+        views = fleet.views_for(role, prompt)
+        return place(
+            (v for v in views if v.max_model_len is None or v.max_model_len >= tokens),
+            prompt_tokens=prompt.num_tokens,
+            affinity_weight_ratio=affinity_weight_ratio,
+        ).order
 
     return EnginesNow(prefills=usable("prefill"), relays=usable("relay"), mains=usable("main"))

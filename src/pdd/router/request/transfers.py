@@ -44,6 +44,7 @@ class TransferLog:
         self._is_wan = is_wan
         self._now_s = now_s
         self._wan_bytes: dict[tuple[int, str], int] = {}
+        self._without_drc: dict[tuple[int, str], int] = {}
         self._ended: set[tuple[int, str]] = set()
 
     def close(self) -> None:
@@ -75,14 +76,18 @@ class TransferLog:
         else:
             reason = str(event.get("reason", "unknown"))
             self._metrics.transfers.labels(src=prefill, dst=peer, result=reason).inc()
-            self._say(TransferFailed(attempt=attempt, peer=peer, reason=reason))
+            self._say(
+                TransferFailed(
+                    attempt=attempt, peer=peer, reason=reason, is_certain=event.get("peer") is not None
+                )
+            )
 
     def _on_landed(self, attempt: int, prefill: str, peer: str, event: AgentEvent, *, wan: bool) -> None:
         self.landed_tokens[peer] = int(event.get("tokens", 0))
         self._metrics.transfers.labels(src=prefill, dst=peer, result="landed").inc()
         if wan:
             self._record.wan_landed_s = self._now_s()
-            self._record.wan_bytes_without_drc = int(event.get("full_bytes", 0))
+            self._note_without_drc(attempt, peer, int(event.get("full_bytes", 0)))
             self._record.prefill_overlap_ratio = event.get("prefill_overlap_ratio")
             self._metrics.wan_transfer_s.observe(float(event.get("elapsed_s", 0.0)))
             saved_chunks = int(event.get("chunks", 0)) - int(event.get("chunks_sent", 0))
@@ -104,6 +109,12 @@ class TransferLog:
         self._wan_bytes[attempt, peer] = after
         self._record.wan_bytes += after - before
         self._metrics.wan_bytes.labels(src=prefill, dst=peer).inc(after - before)
+        if event["event"] != "landed":  # what crossed without landing would have crossed anyhow
+            self._note_without_drc(attempt, peer, after)
+
+    def _note_without_drc(self, attempt: int, peer: str, num_bytes: int) -> None:
+        self._without_drc[attempt, peer] = num_bytes
+        self._record.wan_bytes_without_drc = sum(self._without_drc.values())
 
     def _say(self, event: Event) -> None:
         if self._post is not None:

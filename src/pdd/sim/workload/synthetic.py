@@ -209,14 +209,20 @@ def _columns(rows: _Rows, systems: list[int], dropped: str) -> Workload:
     return Workload(
         name="synthetic agent",
         block_tokens=BLOCK_TOKENS,
-        arrival_s=[rows.at_s[old] for old in order],
-        input_tokens=[rows.inputs[old] for old in order],
-        output_tokens=[rows.outputs[old] for old in order],
+        arrival_s=_sorted(rows.at_s, order),
+        input_tokens=_sorted(rows.inputs, order),
+        output_tokens=_sorted(rows.outputs, order),
         parent=parents,
         shared_blocks=shared_blocks,
         keeps_output=[rows.keeps[old] and rows.previous[old] >= 0 for old in order],
         after=after,
-        gap_s=[rows.gap_s[old] for old in order],
+        gap_s=_sorted(rows.gap_s, order),
         warm_blocks=warm,
         dropped=[dropped],
     )
+
+
+def _sorted(column: list[Any], order: list[int]) -> list[Any]:
+    """The column in that order, its numbers made anew: they then lie side by side, as they are read."""
+    result: list[Any] = np.asarray(column)[order].tolist()
+    return result

@@ -1,11 +1,12 @@
-"""The order of the send queue: who goes first, and that everybody goes at last."""
+"""The order on a link: who goes first, and that everybody goes at last."""
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.policy.send_order import OrderParams, WaitingTransfer, choose_next
+from pdd.policy.wan_order import OrderParams, WaitingTransfer, choose_next, transfer_rank_s
 
 PARAMS = OrderParams(ageing_s=5.0)
 MIB = 2**20
@@ -14,22 +15,22 @@ MIB = 2**20
 def transfer(number: int, **changes: Any) -> WaitingTransfer:
     values: dict[str, Any] = {
         "number": number,
-        "rank": number,
+        "begun": number,
         "remaining_bytes": 10 * MIB,
-        "waiting_s": 0.0,
+        "since_s": 0.0,
     }
     return WaitingTransfer(**(values | changes))
 
 
-def chosen(*waiting: WaitingTransfer) -> tuple[int, str] | None:
+def chosen(*waiting: WaitingTransfer) -> tuple[int, str]:
     decision = choose_next(waiting, PARAMS)
-    return decision and (decision.number, decision.reason)
+    return (decision.number, decision.reason) if decision is not None else (-1, "none")
 
 
 def test_unmasked_goes_before_masked_before_outlier() -> None:
-    outlier = transfer(1, priority=-1, remaining_bytes=1)
-    masked = transfer(2, remaining_bytes=2)
-    unmasked = transfer(3, is_unmasked=True, remaining_bytes=10**12)
+    outlier = transfer(1, priority=-1)
+    masked = transfer(2)
+    unmasked = transfer(3, is_unmasked=True)
     assert chosen(outlier, masked, unmasked) == (3, "unmasked")
     assert chosen(outlier, masked) == (2, "masked")
     assert chosen(outlier) == (1, "outlier")
@@ -40,20 +41,37 @@ def test_the_shortest_remaining_goes_first_and_then_who_began_first() -> None:
     assert chosen(transfer(2), transfer(1)) == (1, "masked")
 
 
-def test_priority_comes_before_length_among_masked() -> None:
-    soon = transfer(1, priority=5, remaining_bytes=100 * MIB)
-    assert chosen(soon, transfer(2, remaining_bytes=1)) == (1, "masked")
+def test_a_masked_transfer_counts_for_64_times_its_length_and_a_full_relays_for_its_own() -> None:
+    unmasked = transfer(1, is_unmasked=True, remaining_bytes=65 * MIB)
+    assert chosen(unmasked, transfer(2, remaining_bytes=MIB))[0] == 2
+    assert chosen(unmasked, transfer(2, remaining_bytes=2 * MIB))[0] == 1
+    assert chosen(unmasked, transfer(2, remaining_bytes=64 * MIB, priority=100))[0] == 2
 
 
 def test_held_never_goes() -> None:
-    assert chosen(transfer(1, is_held=True)) is None
-    assert chosen(transfer(1, is_held=True, is_unmasked=True, waiting_s=10**6), transfer(2)) == (2, "masked")
-    assert chosen() is None
+    assert chosen(transfer(1, is_held=True)) == (-1, "none")
+    assert chosen(transfer(1, is_held=True, is_unmasked=True, since_s=-1e6), transfer(2)) == (2, "masked")
+    assert chosen() == (-1, "none")
 
 
-def test_waiting_raises_by_a_class() -> None:
-    assert chosen(transfer(1, waiting_s=5.1, remaining_bytes=1), transfer(2, is_unmasked=True)) == (1, "aged")
-    assert chosen(transfer(1, priority=-1, waiting_s=5.1, remaining_bytes=1), transfer(2)) == (2, "masked")
+def test_the_documented_example() -> None:
+    masked = transfer(1, since_s=10.0, remaining_bytes=2**26)
+    assert transfer_rank_s(
+        since_s=10.0, remaining_bytes=2**26, priority=0, is_unmasked=False, params=PARAMS
+    ) == pytest.approx(170.0)
+    assert chosen(masked, transfer(2, is_unmasked=True, since_s=60.0, remaining_bytes=2**20))[0] == 2
+    assert chosen(masked, transfer(2, is_unmasked=True, since_s=75.0, remaining_bytes=2**20)) == (1, "aged")
+
+
+def test_first_come_ignores_everything_else() -> None:
+    rank_s = transfer_rank_s(
+        since_s=3.0,
+        remaining_bytes=1e12,
+        priority=-1,
+        is_unmasked=False,
+        params=OrderParams(order="first-come"),
+    )
+    assert rank_s == 3.0
 
 
 @given(
@@ -63,10 +81,9 @@ def test_waiting_raises_by_a_class() -> None:
 )
 def test_nothing_starves_behind_newcomers(size: int, kind: dict[str, Any], newcomer_bytes: int) -> None:
     """However large and unimportant, within minutes it goes before unmasked ones that have just come."""
-    old = transfer(1, remaining_bytes=size, waiting_s=5.0 * (3 + 41), **kind)
-    new = transfer(2, remaining_bytes=newcomer_bytes, is_unmasked=True)
-    assert chosen(old, new) is not None
-    assert chosen(old, new)[0] == 1  # type: ignore[index]
+    old = transfer(1, remaining_bytes=size, **kind)
+    new = transfer(2, remaining_bytes=newcomer_bytes, is_unmasked=True, since_s=5.0 * (12 + 41))
+    assert chosen(old, new)[0] == 1
 
 
 class TestServed:
@@ -84,9 +101,9 @@ class TestServed:
             waiting = [
                 WaitingTransfer(
                     number=n,
-                    rank=n,
+                    begun=n,
                     remaining_bytes=size,
-                    waiting_s=now_s - begun_s,
+                    since_s=begun_s,
                     priority=t.priority,
                     is_unmasked=t.is_unmasked,
                 )
