@@ -6,11 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from pdd import __version__
-from pdd.cli import bench, certs, link, model, serve, services
-from pdd.cli.demo import command as demo
-from pdd.cli.doctor import command as doctor
+from pdd.cli import services
 from pdd.core.errors import ConfigurationError, PddError
-from pdd.sim.commands.flags import add_subcommands as add_simulator
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
@@ -22,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 1 a failure of something that ran, 2 a flag or file that has to be changed.
     """
-    arguments = make_parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = make_parser(only_services=command_of(given) in services.COMMANDS).parse_args(given)
     logging.basicConfig(
         level=arguments.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -41,8 +39,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; each subcommand sets ``run``."""
+def command_of(argv: Sequence[str]) -> str | None:
+    """The first word that is no option of ``pdd`` itself."""
+    words = iter(argv)
+    for word in words:
+        if word == "--log-level":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def make_parser(*, only_services: bool = False) -> argparse.ArgumentParser:
+    """The parser of the whole command line; each subcommand sets ``run``.
+
+    Args:
+        only_services: Leave out what a long-running process never needs: it would hold 25 MB of it.
+    """
     parser = argparse.ArgumentParser(
         prog="pdd",
         description="One large language model over two datacenters: prefill in one, decode in the other.",
@@ -52,6 +65,14 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: info"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    if only_services:
+        services.add_parser(commands)
+        return parser
+    from pdd.cli import bench, certs, link, model, serve
+    from pdd.cli.demo import command as demo
+    from pdd.cli.doctor import command as doctor
+    from pdd.sim.commands.flags import add_subcommands as add_simulator
+
     for part in (demo, serve, services, link, model, bench, certs, doctor):
         part.add_parser(commands)
     add_simulator(commands)

@@ -16,6 +16,8 @@ from pdd.launch.supervisor import run_supervised
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers
 
+COMMANDS = frozenset({"agent", "router", "parser"})
+
 
 def add_parser(commands: "Subparsers") -> None:
     """``pdd agent``, ``pdd router`` and ``pdd parser`` exist."""

@@ -17,6 +17,7 @@ from pdd.cli.router_bench.http import STREAM_HEAD, ServerConnection
 
 WAN_LANDING_S = 0.5
 """KV reaches MD after RLD has made a token or two, so that every request is handed over."""
+DEFAULT_MAX_TOKENS = 16
 BURST_TOKENS = 16
 """Of one stream between two looks at the others, when nothing paces it."""
 KV_PARAMS = {
@@ -124,7 +125,8 @@ class Engine:
             pacer.remove(connection)
 
     def _rendered(self, body: dict[str, Any]) -> dict[str, Any]:
-        params = {"temperature": 0.0, "max_tokens": body["max_tokens"], "min_p": body.get("min_p", 0)}
+        asked = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
+        params = {"temperature": 0.0, "max_tokens": asked, "min_p": body.get("min_p", 0)}
         return {"token_ids": self._prompt, "sampling_params": params, "model": frames.MODEL}
 
     def _generate(self, connection: ServerConnection, body: dict[str, Any]) -> None:
