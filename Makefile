@@ -25,13 +25,13 @@ test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # Half an hour of random trouble on fake engines, then KILLS kills of real ones (a quarter of an hour for 40 on two cores),
-# then the faults of the WAN tier, SCALE times as long as in `make test`.
+# then the faults and state machines of the WAN tier, SCALE times as long as in `make test`.
 SCALE ?= 100
 KILLS ?= 40
 soak: install
 	PYTHONPATH=. $(BIN)/python -m tests.kit.soak --minutes 30
 	PYTHONPATH=. $(BIN)/python -m tests.kit.kills --kills $(KILLS)
-	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz $(ARGS)
+	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz tests/unit/agent tests/unit/wire $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

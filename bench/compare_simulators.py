@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pdd.sim.fleet import build_parts
 from pdd.sim.run import FleetRun
-from pdd.sim.scenario import parse_scenario
+from pdd.sim.scenario_file import parse_scenario
 from pdd.sim.workload.azure import load_azure_trace
 from pdd.sim.workload.stream import Workload, build_paths
 

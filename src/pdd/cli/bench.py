@@ -11,7 +11,7 @@ from pdd.cli.router_bench.run import Options, find_vllm_router, run_bench
 from pdd.launch.supervisor import Supervisor, run_supervised
 from pdd.link.bench import codec as codec_bench
 from pdd.link.bench import command as link_bench
-from pdd.sim.commands import add_bench as add_simulator_bench
+from pdd.sim.commands.flags import add_bench as add_simulator_bench
 
 if TYPE_CHECKING:
     from pdd.cli.options import Subparsers

@@ -10,7 +10,7 @@ from pdd.cli import bench, certs, link, model, serve, services
 from pdd.cli.demo import command as demo
 from pdd.cli.doctor import command as doctor
 from pdd.core.errors import ConfigurationError, PddError
-from pdd.sim.commands import add_subcommands as add_simulator
+from pdd.sim.commands.flags import add_subcommands as add_simulator
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2

@@ -38,7 +38,7 @@ class OutlierInput:
         history_tokens: What nine of ten answers of this tenant stayed within, or None if too few are known.
         relay_itl_s: Time RLD takes for one token, as measured.
         margin_ratio: How much shorter than the WAN time the decode has to be; 0 turns the filter off.
-        known_ratio: Share of the prompt that is believed to be where most of it is known, on P's site.
+        known_ratio: Believed share of the prompt at the engine of P's site that knows most of it.
         returning_ratio: From this share on the prompt is a conversation's next turn.
     """
 

@@ -163,15 +163,18 @@ class Decisions:
         tokens, output = self._inputs[request], self._outputs[request]
         return relay if output > 1 and relays.engines[relay].fits_ever(tokens, output) else -1
 
-    def wan_priority(self, request: int, num_bytes: float) -> int:
-        """The priority of a relayed request's transfer: the fuller the relay, the higher; outliers last."""
+    def wan_priority(self, request: int, num_bytes: float, *, known_ratio: float) -> int:
+        """The priority of a relayed request's transfer: the fuller the relay, the higher; outliers last.
+
+        ``known_ratio`` is the share of the prompt that P had cached.
+        """
         relays = self._relays
         assert relays is not None
-        if self._policy.hold_outliers and self._is_outlier(relays, request, num_bytes):
+        if self._policy.hold_outliers and self._is_outlier(relays, request, num_bytes, known_ratio):
             return LAST_PRIORITY
         return round(100 * min(1.0, relays.load_ratio(request)))
 
-    def _is_outlier(self, relays: RelaySite, request: int, num_bytes: float) -> bool:
+    def _is_outlier(self, relays: RelaySite, request: int, num_bytes: float, known_ratio: float) -> bool:
         """Whether RLD will end the answer before so many bytes have crossed."""
         line = self._crossing.line
         assert line is not None
@@ -182,8 +185,8 @@ class Decisions:
             history_tokens=None,
             relay_itl_s=relays.engine(request).step_s,
             margin_ratio=self._policy.outlier_margin_ratio,
-            known_ratio=0.0,  # the variant holds every turn alike
-            returning_ratio=1.0,
+            known_ratio=known_ratio,
+            returning_ratio=self._policy.outlier_returning_ratio,
         )
         return decide_outlier(facts).is_outlier
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from pdd.sim.cost import fleet_cost_per_hour
 from pdd.sim.fleet import Parts
-from pdd.sim.outcome import P_RLD, PIPELINE_NAMES, Outcome, RunTotals
+from pdd.sim.outcome import P_RLD, PIPELINE_NAMES, Outcome
+from pdd.sim.totals import RunTotals
 from pdd.sim.workload.stream import Workload
 
 HIT_BINS = (0.0, 0.90, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)

@@ -48,35 +48,3 @@ class Outcome:
             wan_bytes=array("d", zeros),
             main_hit_tokens=array("q", zeros),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTotals:
-    """What a run counted about its parts.
-
-    Args:
-        end_s: When the last arrival came.
-        events: Kernel events.
-        num_in_flight, num_rejected, num_done: Their sum is the number of arrivals.
-        prefill_busy_ratio, relay_busy_ratio, main_busy_ratio, line_busy_ratio: Mean use of each part; of
-            RLD and MD the share of their tokens of KV that is reserved, of the line bytes over what it
-            could carry.
-        prefill_computed_tokens: By all prefill engines.
-        main_evicted_tokens: Pushed out of the decode-side caches.
-        wan_sent_bytes: Over the line, without what was cancelled in time.
-        hot_bytes: Of these, for hot prefixes sent ahead.
-    """
-
-    end_s: float
-    events: int
-    num_in_flight: int
-    num_rejected: int
-    num_done: int
-    prefill_busy_ratio: float
-    relay_busy_ratio: float
-    main_busy_ratio: float
-    line_busy_ratio: float
-    prefill_computed_tokens: int
-    main_evicted_tokens: int
-    wan_sent_bytes: float
-    hot_bytes: float = 0.0

@@ -15,8 +15,9 @@ from pdd.sim.decode_engine import Admission
 from pdd.sim.fleet import Parts, RoleModel
 from pdd.sim.kernel import ARRIVAL, DEFERRED, Kernel, collector_off
 from pdd.sim.line import OVER, Flow, LineProfile
-from pdd.sim.outcome import MD_ONLY, P_MD, P_RLD, P_RLD_MD, REJECTED, Outcome, RunTotals
+from pdd.sim.outcome import MD_ONLY, P_MD, P_RLD, P_RLD_MD, REJECTED, Outcome
 from pdd.sim.relay_site import RelaySite
+from pdd.sim.totals import RunTotals, count_totals
 from pdd.sim.warm import place_hot_prefixes, warm_up
 from pdd.sim.workload.stream import Paths, Workload
 
@@ -92,7 +93,17 @@ class FleetRun:
                 on_arrival=self._arrive,
                 on_progress=on_progress,
             )
-        return self._totals()
+        return count_totals(
+            self.workload,
+            self.outcome,
+            events=self.kernel.events,
+            num_done=self._num_done,
+            num_rejected=self._num_rejected,
+            pools=[self.prefill, *([self.local_prefill] if self.local_prefill is not None else [])],
+            mains=self.mains,
+            line=self.line,
+            hot_bytes=self.hot_bytes,
+        )
 
     # -- arrival
 
@@ -149,7 +160,9 @@ class FleetRun:
             request,
             num_bytes,
             on_done=self._crossed,
-            priority=self._decide.wan_priority(request, num_bytes),
+            priority=self._decide.wan_priority(
+                request, num_bytes, known_ratio=1 - self.prefill.miss_tokens[request] / tokens
+            ),
             is_unmasked=False,
         )
         if flow.state != OVER:
@@ -314,27 +327,3 @@ class FleetRun:
         if following is not None:
             gap_s = self.workload.gap_s[following]
             self.kernel.at(self.kernel.now_s + gap_s, ARRIVAL, self._enter, following)
-
-    def _totals(self) -> RunTotals:
-        workload, made = self.workload, sum(self.workload.output_tokens)
-        span_s = workload.arrival_s[-1] - workload.arrival_s[0] or 1.0
-        pools = [self.prefill, *([self.local_prefill] if self.local_prefill is not None else [])]
-        relay_ratio = sum(self.outcome.relay_tokens) / made if made else 0.0
-        evicted_blocks = sum(cache.evicted_blocks for cache in self.mains.caches)
-        return RunTotals(
-            end_s=workload.arrival_s[-1],
-            events=self.kernel.events,
-            num_in_flight=len(workload) - self._num_done - self._num_rejected,
-            num_rejected=self._num_rejected,
-            num_done=self._num_done,
-            prefill_busy_ratio=sum(pool.busy_s for pool in pools)
-            / span_s
-            / sum(pool.num_engines for pool in pools),
-            relay_busy_ratio=relay_ratio,
-            main_busy_ratio=1 - relay_ratio if made else 0.0,
-            line_busy_ratio=self.line.use_ratio(span_s) if self.line is not None else 0.0,
-            prefill_computed_tokens=sum(pool.computed_tokens for pool in pools),
-            main_evicted_tokens=evicted_blocks * workload.block_tokens,
-            wan_sent_bytes=(self.line.sent_bytes if self.line is not None else 0.0) + self.hot_bytes,
-            hot_bytes=self.hot_bytes,
-        )

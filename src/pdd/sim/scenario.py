@@ -1,18 +1,14 @@
 """The schema of a scenario file: every assumption behind a prediction, with its unit.
 
-Owns reading and checking ``scenario.toml``. Quantities people type (``"100gbit"``, ``"30ms"``,
-``"512GiB"``) are parsed here; from here on everything is bytes, seconds and bytes per second.
+Owns the sections and their checks; ``scenario_file`` reads them. Quantities people type (``"100gbit"``,
+``"30ms"``, ``"512GiB"``) are parsed here; from here on everything is bytes, seconds and bytes per second.
 """
 
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pdd.core.errors import ConfigurationError
 from pdd.core.units import parse_duration_s, parse_rate_bytes_per_s, parse_size_bytes
-from pdd.sim.messages import explain_validation
 
 Rate = Annotated[
     float, BeforeValidator(lambda v: parse_rate_bytes_per_s(v) if isinstance(v, str) else v), Field(gt=0)
@@ -231,6 +227,8 @@ class PolicySection(Section):
     """Output expected of a request when nothing better is known (a high quantile of history)."""
     outlier_margin_ratio: Ratio = 0.8
     """A request is an outlier if RLD would end it in this part of the WAN time."""
+    outlier_returning_ratio: Ratio = 0.5
+    """It is none if P knows so much of its prompt: a conversation's next turn comes back."""
 
 
 class BaselineSection(Section):
@@ -288,66 +286,3 @@ class Scenario(Section):
         if self.fleet.architecture != "one-site" and self.line is None:
             raise ValueError(f"line is required for architecture {self.fleet.architecture}")
         return self
-
-
-def load_scenario(path: Path, *, overrides: tuple[str, ...] = ()) -> Scenario:
-    """The checked scenario of a file.
-
-    Args:
-        path: TOML.
-        overrides: ``section.key=value`` texts laid over the file, values in TOML.
-
-    Raises:
-        ConfigurationError: Naming the file, each wrong key and what was expected there.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides:
-        _lay_over(values, override)
-    return parse_scenario(values, source=str(path), base=path.parent)
-
-
-def parse_scenario(values: dict[str, Any], *, source: str, base: Path) -> Scenario:
-    """As ``load_scenario``, from values already read; paths are taken relative to ``base``."""
-    try:
-        scenario = Scenario.model_validate(values)
-    except ValidationError as error:
-        raise ConfigurationError(explain_validation(error, source=source, what="scenario")) from error
-    update: dict[str, Any] = {}
-    if scenario.workload.path:
-        update["workload"] = scenario.workload.model_copy(
-            update={"path": _absolute(scenario.workload.path, base)}
-        )
-    if scenario.chips:
-        update["chips"] = _absolute(scenario.chips, base)
-    return scenario.model_copy(update=update)
-
-
-def _absolute(path: str, base: Path) -> str:
-    return path if Path(path).is_absolute() else str(base / path)
-
-
-def _lay_over(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigurationError(
-            f"--set {override!r}: expected section.key=value, as in line.rate='\"50gbit\"'"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    target = values
-    *sections, last = key.strip().split(".")
-    for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise ConfigurationError(f"--set {override!r}: {section} is not a section")
-    target[last] = value

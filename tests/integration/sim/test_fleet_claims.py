@@ -6,7 +6,7 @@ import pytest
 
 from pdd.sim.claims import Claim
 from pdd.sim.claims_fleet import collapse_claims, order_claims
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 
 PAPER = load_scenario(Path(__file__).parents[3] / "examples" / "scenarios" / "paper.toml")
 RATE_RPS = 8.0
@@ -19,8 +19,8 @@ MISSES = {
 
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Claim]:
-    found = order_claims(PAPER, rate_per_s=RATE_RPS, requests=8_000)
-    found += collapse_claims(PAPER, rate_per_s=RATE_RPS, requests=12_000)
+    found = order_claims(PAPER, rate_per_s=RATE_RPS, requests=4_000)
+    found += collapse_claims(PAPER, rate_per_s=RATE_RPS, requests=6_000)
     return {claim.id: claim for claim in found}
 
 

@@ -18,7 +18,7 @@ from pdd.sim.kernel import Kernel
 from pdd.sim.line import Line
 from pdd.sim.main_site import MainSite
 from pdd.sim.relay_site import RelaySite
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 from pdd.sim.workload.stream import Workload, build_paths
 
 PAPER = build_parts(
@@ -146,10 +146,12 @@ def _outlier(facts: Mapping[str, Any]) -> bool:
         hold_outliers=True,
         outlier_output_tokens=bound,
         outlier_margin_ratio=facts["margin_ratio"],
+        outlier_returning_ratio=facts["returning_ratio"],
     )
     relays.engines[0].slow_to(facts["relay_itl_s"])
     relays.take(0, 0)
-    return decide.wan_priority(0, facts["predicted_wan_s"]) < 0
+    known_ratio = facts["known_ratio"]
+    return decide.wan_priority(0, facts["predicted_wan_s"], known_ratio=known_ratio) < 0
 
 
 def _handoff(arguments: Mapping[str, Any]) -> Any:
@@ -180,7 +182,7 @@ async def test_a_run_decides_what_the_router_decided() -> None:
         if policy == "pipeline" and decision["reason"] not in UNMODELLED:
             assert _pipeline(arguments["facts"]) == decision["pipeline"], entry
             seen[policy, decision["reason"]] += 1
-        elif policy == "outlier" and decision["reason"] in ("shorter_than_wan", "longer_than_wan"):
+        elif policy == "outlier" and decision["reason"] in ("shorter_than_wan", "longer_than_wan", "returns"):
             assert _outlier(arguments["facts"]) is decision["is_outlier"], entry
             seen[policy, decision["is_outlier"]] += 1
         elif policy == "handoff":

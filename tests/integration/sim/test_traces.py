@@ -8,7 +8,7 @@ import pytest
 from pdd.sim.cache import PrefixCache
 from pdd.sim.claims_traces import VARIANTS, changed, drc_sizes, on_trace
 from pdd.sim.fleet import build_parts
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 from pdd.sim.simulate import load_workload, run_parts
 from pdd.sim.workload.agent import load_agent_trace
 from pdd.sim.workload.stream import build_paths
@@ -55,4 +55,6 @@ def test_the_default_wan_order_pays_on_a_full_line() -> None:
     ordered = changed(scenario, VARIANTS["WAN order: shortest, unmasked first"])
     better = run_parts(build_parts(ordered), workload=work, paths=paths)
     assert better["bcr"] > plain["bcr"] * 1.1
-    assert better["second_token_s"]["p99"] < plain["second_token_s"]["p99"]
+    assert better["second_token_s"]["p50"] < plain["second_token_s"]["p50"] * 0.6
+    # The longest pay for it, but not much: waiting ages them.
+    assert better["second_token_s"]["p99"] < plain["second_token_s"]["p99"] * 1.1

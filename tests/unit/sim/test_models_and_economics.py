@@ -12,7 +12,7 @@ from pdd.sim.fleet import RoleModel, build_parts
 from pdd.sim.model import load_model_config, model_shape
 from pdd.sim.prfaas import PUBLISHED_KV_BYTES
 from pdd.sim.profile import profile_workload
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 from pdd.sim.workload.stream import build_paths
 from pdd.sim.workload.synthetic import generate_agent_workload
 

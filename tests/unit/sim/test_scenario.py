@@ -7,7 +7,7 @@ import pytest
 from pdd.core.errors import ConfigurationError
 from pdd.sim.cost import CostLine, fleet_cost_per_hour
 from pdd.sim.fleet import build_parts
-from pdd.sim.scenario import load_scenario
+from pdd.sim.scenario_file import load_scenario
 from pdd.sim.simulate import load_workload
 
 PAPER = Path(__file__).parents[3] / "examples" / "scenarios" / "paper.toml"

@@ -1,0 +1,1 @@
+"""The simulator on the command line: one module a command; ``flags`` puts them together."""
