@@ -33,6 +33,8 @@ from pdd.engine.models import prepare_tiny_model
 
 ENGINES = ("p0", "rld0", "md0")
 DECODERS = ("rld0", "md0")
+WEIGHTS = {"p0": 1, "rld0": 3, "md0": 3}
+"""Without P no answer begins, so most kills are of those that answers can do without."""
 KINDS = {"engine": 0.5, "agent": 0.25, "connection": 0.25}
 SECOND_ENGINE_RATIO = 0.2
 """Of the kills of an engine while another one still starts; all of them would leave no path most of the
@@ -40,6 +42,7 @@ time."""
 CLIENTS = 2
 PAUSE_S = (1.0, 15.0)
 """Between two kills: shorter than a restart, so that failures meet."""
+P_GONE_S = 15.0
 THINK_S = 1.0
 SETTLED_AFTER_S = 2.0
 """Events come within 0.2 s; repeated ones within a second more."""
@@ -107,6 +110,7 @@ class Kills:
                 clients.create_task(self._client(number))
             for _ in range(num_kills):
                 await asyncio.sleep(self._rng.uniform(*PAUSE_S))
+                await self._wait_for_prefill()
                 await self._kill()
             await asyncio.wait_for(asyncio.gather(*self._watches), HEALED_WITHIN_S)
             await asyncio.sleep(PAUSE_S[1])  # some whole answers of the healed fleet
@@ -119,6 +123,18 @@ class Kills:
 
     # ---- kills
 
+    async def _wait_for_prefill(self) -> None:
+        """Without P no answer begins, and kills would soon meet none: a few follow, then it is awaited."""
+
+        async def is_worth_it() -> bool:
+            now_s = time.monotonic()
+            return not any(
+                outage.engine == "p0" and outage.ended_s is None and now_s - outage.begun_s > P_GONE_S
+                for outage in self._outages
+            )
+
+        await wait_until(is_worth_it, what="p0 being back", timeout_s=HEALED_WITHIN_S)
+
     async def _kill(self) -> None:
         kind = self._rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
         up = [engine for engine in ENGINES if not self._is_out(engine, time.monotonic())]
@@ -128,7 +144,7 @@ class Kills:
             kind, what = "connection", self._rng.choice(self._fleet.config.links[0].forwards).listen
             await self._fleet.line.cut(what)
         else:
-            what = self._rng.choice(up)
+            what = self._rng.choices(up, weights=[WEIGHTS[engine] for engine in up])[0]
             outage = Outage(engine=what, begun_s=time.monotonic())
             self._outages.append(outage)
             (self._fleet.kill_engine if kind == "engine" else self._fleet.kill_agent)(what)

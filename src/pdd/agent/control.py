@@ -1,6 +1,7 @@
 """The control port: what the router reads from an agent, and the few things it may ask of it."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any, Final
 
@@ -63,9 +64,10 @@ async def _events(request: web.Request) -> web.StreamResponse:
         "boot": agent.events.boot,
         "seq": agent.events.seq,
     }
-    await response.write(_line(hello))
-    async for event in agent.events.follow(after, ping_s=_PING_S):
-        await response.write(_line(event))
+    with contextlib.suppress(ConnectionResetError):  # the reader is gone; it asks again from what it has
+        await response.write(_line(hello))
+        async for event in agent.events.follow(after, ping_s=_PING_S):
+            await response.write(_line(event))
     return response
 
 
