@@ -1,5 +1,5 @@
 # The thin front: builds .venv once and calls the pdd command or the test tools in it.
-#   make demo [ARGS=--once]     make test [ARGS="tests/unit -k link"]     make soak [SCALE=100]
+#   make demo [ARGS=--once]     make test [ARGS="tests/unit -k link"]     make soak [KILLS=40] [SCALE=100]
 #   make install | lint | clean
 
 SHELL := /bin/bash
@@ -24,11 +24,14 @@ demo: install-cpu
 test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-# Half an hour of random trouble on fake engines, then the faults of the WAN tier, SCALE times as long as in `make test`.
+# Half an hour of random trouble on fake engines, then KILLS kills of real ones (a quarter of an hour for 40 on two cores),
+# then the faults and state machines of the WAN tier, SCALE times as long as in `make test`.
 SCALE ?= 100
+KILLS ?= 40
 soak: install
 	PYTHONPATH=. $(BIN)/python -m tests.kit.soak --minutes 30
-	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m tests.kit.kills --kills $(KILLS)
+	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz tests/unit/agent tests/unit/wire $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -78,6 +78,7 @@ class FakeEngine:
         self.garble_stream_after: int | None = None
         self.abort_stream_after: int | None = None
         self.drop_whole = 0
+        self.drop_renders = 0
         self.split_events = False
         self.tokens_streamed = 0
         self.running: set[str] = set()
@@ -150,6 +151,9 @@ class FakeEngine:
 
     async def _render_chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.drop_renders:
+            self.drop_renders -= 1
+            _cut(request)
         for message in body["messages"]:
             message["content"] = _joined(message.get("content"))
             if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):

@@ -26,18 +26,24 @@ import aiohttp
 import psutil
 from tests.e2e.client import VOCABULARY, Answer, wait_until
 from tests.e2e.conftest import orphaned_shared_memory
-from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.fleet import CHUNK_TOKENS, Fleet, running_fleet
 
 from pdd.core.errors import EngineError
 from pdd.engine.models import prepare_tiny_model
 
 ENGINES = ("p0", "rld0", "md0")
 DECODERS = ("rld0", "md0")
-KINDS = {"engine": 0.4, "agent": 0.3, "connection": 0.3}
-CLIENTS = 3
-PAUSE_S = (1.0, 9.0)
-"""Between two kills: shorter than a restart, so that failures meet, and than most answers."""
-HEALED_WITHIN_S = 300.0
+KINDS = {"engine": 0.5, "agent": 0.25, "connection": 0.25}
+SECOND_ENGINE_RATIO = 0.2
+"""Of the kills of an engine while another one still starts; all of them would leave no path most of the
+time."""
+CLIENTS = 2
+PAUSE_S = (1.0, 15.0)
+"""Between two kills: shorter than a restart, so that failures meet."""
+THINK_S = 1.0
+SETTLED_AFTER_S = 2.0
+"""Events come within 0.2 s; repeated ones within a second more."""
+HEALED_WITHIN_S = 600.0
 FREE_WITHIN_S = 90.0
 """The lease is 60 s."""
 CANCELLED_RATIO = 0.1
@@ -74,6 +80,7 @@ class Report:
     survived: int = 0
     tokens: int = 0
     longest_gap_s: float = 0.0
+    predictions: list[tuple[int, int]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
@@ -94,6 +101,7 @@ class Kills:
         """Ask all the time, kill now and then, wait until all is whole, and see that nothing is left."""
         router_pid = next(c.pid for n, c in self._fleet.children.items() if n.startswith("router"))
         files_before = psutil.Process(router_pid).num_fds()
+        await self._check_prediction()
         async with asyncio.TaskGroup() as clients:
             for number in range(CLIENTS):
                 clients.create_task(self._client(number))
@@ -103,9 +111,10 @@ class Kills:
             await asyncio.wait_for(asyncio.gather(*self._watches), HEALED_WITHIN_S)
             await asyncio.sleep(PAUSE_S[1])  # some whole answers of the healed fleet
             self._is_over = True
+        await self._check_prediction()
         await self._check_free()
         if (files := psutil.Process(router_pid).num_fds()) > files_before + 40:
-            self.report.violations.append(f"FREE: the router has {files} open files, {files_before} before")
+            self._violation(f"FREE: the router has {files} open files, {files_before} before")
         return self.report
 
     # ---- kills
@@ -113,6 +122,8 @@ class Kills:
     async def _kill(self) -> None:
         kind = self._rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
         up = [engine for engine in ENGINES if not self._is_out(engine, time.monotonic())]
+        if kind == "engine" and len(up) < len(ENGINES) and self._rng.random() > SECOND_ENGINE_RATIO:
+            kind = self._rng.choice(("agent", "connection"))
         if kind == "connection" or not up:
             kind, what = "connection", self._rng.choice(self._fleet.config.links[0].forwards).listen
             await self._fleet.line.cut(what)
@@ -123,7 +134,7 @@ class Kills:
             (self._fleet.kill_engine if kind == "engine" else self._fleet.kill_agent)(what)
             self._watches.append(asyncio.create_task(self._watch(outage, kind)))
         self.report.kills[kind if kind == "connection" else f"{kind} {what}"] += 1
-        print(f"{time.monotonic():.1f} kill {kind} {what}", file=sys.stderr, flush=True)
+        self._tell(f"kill {kind} {what}; so far {dict(self.report.ends)}")
 
     async def _watch(self, outage: Outage, kind: str) -> None:
         """The outage ends when the router, which has noticed it, counts the engine in again."""
@@ -137,7 +148,14 @@ class Kills:
             lambda: self._is_in(outage.engine), what=f"{outage.engine} back", timeout_s=HEALED_WITHIN_S
         )
         outage.ended_s = time.monotonic()
-        print(f"{outage.ended_s:.1f} {outage.engine} is back", file=sys.stderr, flush=True)
+        self._tell(f"{outage.engine} is back")
+
+    def _tell(self, what: str) -> None:
+        print(f"{time.monotonic():.1f} {what}", file=sys.stderr, flush=True)
+
+    def _violation(self, what: str) -> None:
+        self.report.violations.append(what)
+        self._tell(what)
 
     async def _is_in(self, engine: str) -> bool:
         try:
@@ -164,6 +182,18 @@ class Kills:
 
     # ---- requests
 
+    async def _check_prediction(self) -> None:
+        """The caches of every engine are known to the block, before the kills and after them."""
+        first = self._rng.choices(VOCABULARY, k=500)
+        one = await self._router.complete(first, max_tokens=40)
+        await asyncio.sleep(SETTLED_AFTER_S)
+        second = [*first, *one.tokens, *self._rng.choices(VOCABULARY, k=40)]
+        record = (await self._router.complete(second, max_tokens=4)).record
+        predicted, found = record["predicted_cached_tokens"], record["cached_tokens"]
+        self.report.predictions.append((predicted, found))
+        if abs(predicted - found) > CHUNK_TOKENS or found < len(first) - CHUNK_TOKENS:
+            self._violation(f"HIT: {predicted} tokens predicted, {found} found of {len(first)}: {record}")
+
     async def _client(self, number: int) -> None:
         rng = random.Random(self._rng.random())
         while not self._is_over:
@@ -171,6 +201,7 @@ class Kills:
             max_tokens = rng.choice([1, 8, 40, 100, 200])
             cancel_after = rng.randint(1, max_tokens) if rng.random() < CANCELLED_RATIO else None
             await self._ask(number, prompt, max_tokens, cancel_after)
+            await asyncio.sleep(rng.uniform(0, THINK_S))
 
     def _prompt(self, rng: random.Random, number: int) -> list[int]:
         new = rng.choices(VOCABULARY, k=rng.choice([3, 31, 32, 100, 400, 900]))
@@ -200,7 +231,7 @@ class Kills:
         got = answer.tokens
         if got != expected[: len(got)] or (end == "complete" and got != expected):
             at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), "the end")
-            self.report.violations.append(
+            self._violation(
                 f"TOK: {len(prompt)} + {max_tokens} tokens, {end} with {len(got)} of {len(expected)}, "
                 f"differs at {at}: {answer.record}"
             )
@@ -211,9 +242,7 @@ class Kills:
         seen = answer.arrival_times_s
         if self._had_no_path(begun_s, seen[0] if seen else None, ended_s):
             return "lost without a path"
-        self.report.violations.append(
-            f"END: {size} tokens, {len(seen)} seen, {begun_s:.1f} to {ended_s:.1f}: {error!r}"
-        )
+        self._violation(f"END: {size} tokens, {len(seen)} seen, {begun_s:.1f} to {ended_s:.1f}: {error!r}")
         return "lost"
 
     def _count(self, answer: Answer) -> None:
@@ -240,7 +269,7 @@ class Kills:
             running = await self._fleet.requests_on_engines()
             states = {e: await self._fleet.agent_state(e) for e in ENGINES}
             left = {e: (s["transfers"], s["store"]) for e, s in states.items()}
-            self.report.violations.append(f"FREE: {error}: {running}, {left}")
+            self._violation(f"FREE: {error}: {running}, {left}")
 
 
 async def kills(*, num_kills: int, seed: int, model_dir: Path, run_dir: Path) -> Report:
@@ -281,6 +310,7 @@ def main() -> int:
                 "pipelines": dict(report.pipelines),
                 "tokens": report.tokens,
                 "longest_gap_s": round(report.longest_gap_s, 2),
+                "predicted_and_found_tokens": report.predictions,
                 "violations": report.violations[:20],
                 "num_violations": len(report.violations),
             }

@@ -304,7 +304,7 @@ async def soak(*, duration_s: float, seed: int = 0, concurrency: int = 8) -> Rep
     """The report of one run."""
     router = {"engine_idle_timeout_s": 1.0, "keep_alive_interval_s": 1.0}
     policy = {"second_token_slo_s": 0.02}
-    async with running_bed(roles=ROLES, router=router, policy=policy) as bed:
+    async with running_bed(roles=ROLES, router=router, policy=policy, kv_events=True) as bed:
         for engine in bed.engines.values():
             engine.itl_s = 0.005
         for agent in bed.agents.values():

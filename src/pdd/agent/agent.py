@@ -249,6 +249,8 @@ class Agent:
         except UntrustedPeerError:
             names = ", ".join(sorted(stream.peer_names or ()))
             return self._refused("identity", f"peer: claims {hello.peer}, its certificate is for {names}")
+        if hello.expected not in ("", self.engine_id):
+            return self._refused("wrong_peer", f"peer: {hello.expected} is meant, this is {self.engine_id}")
         if hello.version != WIRE_VERSION:
             return self._refused("version", f"wire version: {hello.version} != {WIRE_VERSION}")
         if space is None:

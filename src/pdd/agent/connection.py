@@ -21,6 +21,8 @@ from pdd.wire.frames import (
     ControlFrame,
     Hello,
     HelloOk,
+    Ping,
+    Pong,
     Refused,
     encode_control,
 )
@@ -61,6 +63,23 @@ def read_frames(stream: Stream, decoder: FrameDecoder, place: Place) -> Iterator
                 event = decoder.advance(buffer.nbytes)
         if isinstance(event, ControlReceived | DataEnd):
             yield event
+
+
+class FrameCount:
+    """Control frames received in a session, compared with what pings say was sent."""
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def add(self, frame: ControlFrame) -> None:
+        """One more frame has arrived.
+
+        Raises:
+            RemoteProtocolError: If the peer has sent more or fewer before it.
+        """
+        if isinstance(frame, Ping | Pong) and frame.sent != self._num:
+            raise RemoteProtocolError(f"{frame.sent} control frames were sent, {self._num} arrived")
+        self._num = (self._num + 1) % 2**32
 
 
 def read_control_frame(stream: Stream, decoder: FrameDecoder, *, timeout_s: float) -> ControlFrame:
@@ -113,6 +132,7 @@ def introduce(
         stream=stream_index,
         fingerprint=dict(identity.fingerprint),
         codecs=list(identity.codecs),
+        expected=expected,
     )
     stream.send([encode_control(hello)], timeout_s=timeout_s)
     decoder = greeting_decoder()

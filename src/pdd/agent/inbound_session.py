@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pdd.agent.connection import read_frames
+from pdd.agent.connection import FrameCount, read_frames
 from pdd.agent.outbox import ControlOutbox
 from pdd.agent.store import Landing
 from pdd.core.errors import ProtocolError, RemoteProtocolError, TransportError
@@ -61,10 +61,12 @@ class InboundSession:
 
     def serve_control(self, decoder: FrameDecoder) -> None:
         """The control connection has ended, and with it the session."""
+        count = FrameCount()
         try:
             for event in read_frames(self._control, decoder, lambda _header: None):
                 if not isinstance(event, ControlReceived):
                     raise RemoteProtocolError("DATA on the control connection")
+                count.add(event.frame)
                 self.heard_s = time.monotonic()
                 with self._hub.store.lock:
                     self._on_frame(event.frame)

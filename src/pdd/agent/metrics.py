@@ -56,6 +56,7 @@ def _link_metrics(space: Space) -> Iterator[Metric]:
         "pdd_agent_link_attempts", "Connection attempts by result", labels=["peer", "result"]
     )
     trip = GaugeMetricFamily("pdd_agent_link_rtt_seconds", "Round trip by ping", labels=["peer"])
+    loss = GaugeMetricFamily("pdd_agent_link_loss_ratio", "Part of segments sent again", labels=["peer"])
     for link in space.links.values():
         described = link.describe()
         for name in LINK_STATES:
@@ -68,7 +69,9 @@ def _link_metrics(space: Space) -> Iterator[Metric]:
             rate.add_metric([link.peer], described["rate_bytes_per_s"])
         if described["rtt_s"] is not None:
             trip.add_metric([link.peer], described["rtt_s"])
-    yield from (state, breaker, attempts, rate, queued, trip)
+        if described["loss_ratio"] is not None:
+            loss.add_metric([link.peer], described["loss_ratio"])
+    yield from (state, breaker, attempts, rate, queued, trip, loss)
 
 
 def _transfer_metrics(space: Space) -> Iterator[Metric]:

@@ -45,6 +45,12 @@ class OutSession:
         stream.close()
         raise ConnectionLostError("the session is closed")
 
+    def segments(self) -> tuple[int, int]:
+        """Data segments sent on all connections, and how many of them were sent again."""
+        with self._lock:
+            counts = [stream.segments() or (0, 0) for stream in self._streams]
+        return sum(sent for sent, _ in counts), sum(again for _, again in counts)
+
     def data_stream_failed(self, num_streams: int) -> bool:
         """Whether none of the data streams is left to be hoped for."""
         with self._lock:

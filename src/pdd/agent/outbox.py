@@ -5,9 +5,11 @@ import threading
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from pdd.core.errors import TransportError
 from pdd.transport.base import Stream
-from pdd.wire.frames import MAX_INDICES_PER_FRAME, Ack, ControlFrame, encode_control
+from pdd.wire.frames import MAX_INDICES_PER_FRAME, Ack, ControlFrame, HelloOk, Ping, Pong, encode_control
 
 _log = logging.getLogger(__name__)
 ACK_PAUSE_S: Final = 0.005
@@ -23,6 +25,7 @@ class ControlOutbox:
         self._stream = stream
         self._changed = threading.Condition()
         self._frames: deque[ControlFrame] = deque()
+        self._num_sent = 0
         self._is_urgent = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,10 +56,17 @@ class ControlOutbox:
     def _run(self) -> None:
         try:
             while frames := self._take():
-                self._stream.send([encode_control(frame) for frame in frames])
+                self._stream.send([encode_control(self._counted(frame)) for frame in frames])
         except TransportError as error:
             _log.debug("control stream: %s", error)
             self._stream.close()
+
+    def _counted(self, frame: ControlFrame) -> ControlFrame:
+        """The frame as it is sent: pings say how many went before them."""
+        if isinstance(frame, HelloOk):
+            return frame
+        sent, self._num_sent = self._num_sent, (self._num_sent + 1) % 2**32
+        return msgspec.structs.replace(frame, sent=sent) if isinstance(frame, Ping | Pong) else frame
 
     def _take(self) -> list[ControlFrame]:
         with self._changed:

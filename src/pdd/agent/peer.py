@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from pdd.agent.answers import Answers
 from pdd.agent.coder import CodecMode, LinkCoder, offered_codecs
-from pdd.agent.connection import Identity, introduce, read_frames
+from pdd.agent.connection import FrameCount, Identity, introduce, read_frames
 from pdd.agent.events import EventLog
 from pdd.agent.out_session import OutSession
 from pdd.agent.outbound import Leg, Outbound
 from pdd.agent.send_queue import Piece
-from pdd.agent.stats import RateMeter, RoundTrip
+from pdd.agent.stats import LossMeter, RateMeter, RoundTrip
 from pdd.agent.store import ChunkStore
 from pdd.core.errors import (
     IncompatiblePeerError,
@@ -33,6 +33,7 @@ from pdd.core.errors import (
 from pdd.core.fingerprint import Fingerprint
 from pdd.policy.unasked import UnaskedParams, UnaskedSnapshot, decide_unasked
 from pdd.transport.base import Buffer, Stream, Transport
+from pdd.transport.tcp import num_streams_for_long_line
 from pdd.wire import sender as tx
 from pdd.wire.codec import BF16_SPLIT, Bf16Codec
 from pdd.wire.decoder import ControlReceived, FrameDecoder
@@ -55,6 +56,8 @@ _LINK_EVENT_PERIOD_S: Final = 0.5
 _SILENT_S: Final = 3.0
 """A peer with open transfers that says nothing for so long is reported; pings ask it every second."""
 _UNASKED: Final = UnaskedParams()
+_NEAR_STREAMS: Final = 4
+"""Within a site streams are for the processors, not for the line."""
 _BREAKER_FAILURES: Final = 3
 """Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
 
@@ -103,8 +106,10 @@ class PeerLink:
         """Connection attempts by result: ``up`` or what went wrong, for metrics."""
         self.rate = RateMeter()
         self.trip = RoundTrip()
+        self.loss = LossMeter()
         self.answers = Answers(_UNASKED)
-        self.coder = LinkCoder(settings.codec, num_threads=settings.streams)
+        self._num_streams = settings.streams or (num_streams_for_long_line() if is_wan else _NEAR_STREAMS)
+        self.coder = LinkCoder(settings.codec, num_threads=self._num_streams)
         self.num_sent_bytes = 0
         self._address = address
         self._settings = settings
@@ -198,6 +203,8 @@ class PeerLink:
     def describe(self) -> dict[str, Any]:
         """The link object of the control API."""
         with self._outbound.lock:
+            if self._session is not None:
+                self.loss.update(*self._session.segments())
             return {
                 "peer": self.peer,
                 "address": self._address,
@@ -207,6 +214,7 @@ class PeerLink:
                 "rate_bytes_per_s": self.rate.rate_bytes_per_s,
                 "queued_bytes": self._queued_bytes(),
                 "rtt_s": self.trip.rtt_s,
+                "loss_ratio": self.loss.ratio,
             }
 
     def tick(self, now_s: float) -> None:
@@ -283,7 +291,7 @@ class PeerLink:
             stream.close()
             raise
         session = OutSession(identity, stream, name=self.peer, accepted=accepted)
-        for index in range(1, settings.streams + 1):
+        for index in range(1, self._num_streams + 1):
             threading.Thread(
                 target=self._run_data,
                 args=(session, index),
@@ -294,10 +302,12 @@ class PeerLink:
 
     def _serve(self, session: OutSession, decoder: FrameDecoder) -> str:
         """The session has ended; returns why."""
+        count = FrameCount()
         try:
             for event in read_frames(session.control, decoder, lambda _header: None):
                 if not isinstance(event, ControlReceived):
                     raise RemoteProtocolError("DATA on the control connection")
+                count.add(event.frame)
                 self._on_frame(session, event)
         except (ProtocolError, TransportError) as error:
             return session.reason or str(error)
@@ -351,13 +361,13 @@ class PeerLink:
             stream = self._dial_data(session, index)
         except (TransportError, ProtocolError) as error:
             _log.warning("data stream %d to %s: %s", index, self.peer, error)
-            if session.data_stream_failed(self._settings.streams):
+            if session.data_stream_failed(self._num_streams):
                 session.close(f"no data stream to {self.peer}: {error}")
             return
         try:
             settings = self._settings
             codec = Bf16Codec() if session.accepted.codec == BF16_SPLIT else None
-            while pieces := session.queue.take(settings.piece_bytes, num_takers=settings.streams):
+            while pieces := session.queue.take(settings.piece_bytes, num_takers=self._num_streams):
                 self._send_pieces(session, stream, pieces, codec)
         except TransportError as error:
             session.close(str(error))
@@ -368,7 +378,7 @@ class PeerLink:
         session.add_stream(stream)
         introduce(stream, session.identity, expected=self.peer, stream_index=index, timeout_s=timeout_s)
         if self._settings.max_rate_bytes_per_s is not None:
-            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._settings.streams)
+            stream.limit_rate(self._settings.max_rate_bytes_per_s / self._num_streams)
         return stream
 
     def _send_pieces(

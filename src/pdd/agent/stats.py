@@ -1,4 +1,4 @@
-"""What an agent knows of a link from using it: rate and round trip."""
+"""What an agent knows of a link from using it: rate, round trip and loss."""
 
 import math
 import threading
@@ -11,6 +11,9 @@ _MEMORY_S: Final = 1.0
 """After so many seconds of traffic an old rate weighs 1/e."""
 _MIN_WINDOW_BYTES: Final = 64 * 2**10
 """Less than this says more about round trips than about the rate."""
+_LOSS_WINDOW_SEGMENTS: Final = 2000
+"""About 3 MB. What is counted of fewer says little: at 0.01 % one in five such windows has a loss."""
+_LOSS_WEIGHT: Final = 0.25
 _RTT_WINDOW_S: Final = 60.0
 """A route that got longer is believed after so long."""
 
@@ -103,3 +106,29 @@ class RoundTrip:
         self._answers.append((now_s, now_s - sent_s))
         while self._answers[0][0] < now_s - _RTT_WINDOW_S:
             self._answers.popleft()
+
+
+class LossMeter:
+    """Part of the data segments that TCP had to send again: what the line loses, as the sender sees it."""
+
+    def __init__(self) -> None:
+        self._ratio: float | None = None
+        self._counted = (0, 0)
+
+    @property
+    def ratio(self) -> float | None:
+        """The believed loss; None before enough was sent."""
+        return self._ratio
+
+    def update(self, num_sent: int, num_again: int) -> None:
+        """The totals of the session's connections are these now; smaller ones are a new session's."""
+        if num_sent < self._counted[0] or num_again < self._counted[1]:
+            self._counted = (0, 0)
+        sent, again = num_sent - self._counted[0], num_again - self._counted[1]
+        if sent < _LOSS_WINDOW_SEGMENTS:
+            return
+        self._counted = (num_sent, num_again)
+        measured = again / sent
+        self._ratio = (
+            measured if self._ratio is None else self._ratio + _LOSS_WEIGHT * (measured - self._ratio)
+        )

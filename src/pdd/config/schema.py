@@ -137,12 +137,14 @@ class EngineConfig(Section):
 class AgentConfig(Section):
     """What all agents share."""
 
-    streams: Annotated[int, Field(ge=1, le=64)] = 4
-    """Data connections per peer. One TCP flow does not fill a long line; 4-16 do."""
+    streams: Annotated[int, Field(ge=0, le=64)] = 0
+    """Data connections per peer; 0: four, but two to another site where TCP has BBR, which fill its line."""
     piece_bytes: Size = 1 * 2**20
     """Most payload in one DATA frame; 1-4 MiB keep both the frame count and the head-of-line wait small."""
     unasked_bytes: SizeOrZero = 4 * 2**20
     """Most KV sent to a peer, and taken, before it was asked for; 4 MiB fill 1 Gb/s for 30 ms; 0: off."""
+    fast_transport: Literal["tcp", "nixl"] = "tcp"
+    """What carries KV to engines that only prefill engines of their own site push to; ``nixl``: in clear."""
     codec: Literal["off", "on", "auto"] = "off"
     """Lossless coding of bf16 KV on the wire, if both sides allow it; ``auto``: where the line is slower."""
     lease_s: Duration = 60.0
@@ -282,6 +284,8 @@ class PddConfig(Section):
         ids = [engine.id for engine in self.engines]
         if repeated := {engine_id for engine_id in ids if ids.count(engine_id) > 1}:
             raise ValueError(f"engine ids must be unique, but {', '.join(sorted(repeated))} occurs twice")
+        if self.tls.mode == "on" and self.agent.fast_transport == "nixl":
+            raise ValueError('agent.fast_transport "nixl" sends KV in clear, but tls.mode is "on"')
         if self.policy.idle_ratio > self.policy.busy_ratio:
             raise ValueError("policy.idle_ratio must not exceed policy.busy_ratio")
         return self
@@ -306,6 +310,12 @@ class PddConfig(Section):
             return self.tls.mode == "on"
         dialled_host = engine.data_address.rpartition(":")[0]
         return not (is_loopback(engine.host) and is_loopback(dialled_host))
+
+    def uses_nixl(self, engine: EngineConfig) -> bool:
+        """Whether KV to it goes over NIXL: a port speaks one transport, so all who push must be near."""
+        senders = [other for other in self.engines_of("prefill") if other.id != engine.id]
+        is_near = bool(senders) and all(sender.site == engine.site for sender in senders)
+        return self.agent.fast_transport == "nixl" and engine.role != "prefill" and is_near
 
     @property
     def carries_sampler_state(self) -> bool:

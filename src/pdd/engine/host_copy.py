@@ -123,8 +123,13 @@ def _pieces(cache: Any, host: Any, run: CopyRun) -> tuple[Any, Any]:
     )
 
 
-def _check_portable(refs: list[list[CanonicalKVCacheRef]]) -> None:
-    for ref in (ref for group in refs for ref in group):
+def check_portable(kv_caches: CanonicalKVCaches) -> None:
+    """Every layer's bytes in the canonical layout are the same under any tensor parallelism.
+
+    Raises:
+        ConfigurationError: If not, though vLLM's configuration, and so the fingerprint, says so.
+    """
+    for ref in (ref for group in kv_caches.group_data_refs for ref in group):
         if ref.mapping is None or not ref.mapping.parallelism_agnostic:
             raise ConfigurationError(
                 "the KV cache of some layer has no layout that is independent of tensor parallelism on the "
@@ -151,15 +156,10 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is not typ
             region: Host memory shared with the tiers, rows being chunks.
             is_canonical: Whether rows are in the canonical layout, which all workers share; else each worker
                 has a part of every row.
-
-        Raises:
-            ConfigurationError: If rows are to be canonical and vLLM knows no such layout of some layer.
         """
         self._region: SharedOffloadRegion | None = region
         self._blocks_per_chunk = blocks_per_chunk
         self._finished: list[TransferResult] = []
-        if is_canonical:
-            _check_portable(kv_caches.group_data_refs)
         cache: list[Any] = []
         host: list[Any] = []
         for i, tensor in enumerate(kv_caches.tensors):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pdd.engine.host_copy import HostCopyWorker
+from pdd.engine.host_copy import HostCopyWorker, check_portable
 from pdd.engine.shape import SHAPE_KEY, CacheShape
 from pdd.engine.support import check_supported
 from pdd.engine.vllm_api import (
@@ -94,6 +94,8 @@ class PddOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM is
         return worker
 
     def _create_host_worker(self, kv_caches: CanonicalKVCaches) -> HostCopyWorker:
+        if self.is_canonical:
+            check_portable(kv_caches)
         region = SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,8 @@ TRACKER_S = 5.0
 """How long a resource tracker may clean up after the processes it served."""
 
 _LOG_TAIL_BYTES = 64 * 2**10
+_REASON = re.compile(r"\bpdd\.core\.errors\.\w+: (.+)")
+"""An error of ours as Python's tracebacks end with it."""
 _POLL_S = 0.05
 
 
@@ -108,16 +111,26 @@ class Child:
 
     def last_lines(self) -> list[str]:
         """The last lines it wrote since it was started."""
+        return self._log_tail().splitlines()[-LOG_LINES:]
+
+    def failure(self, problem: str) -> LaunchError:
+        """The error that tells what happened, with the program's last words.
+
+        An engine that PDD refuses says why, and then vLLM's processes bury it under their tracebacks.
+        """
+        reasons = _REASON.findall(self._log_tail())
+        return LaunchError(
+            self.program.name,
+            f"{problem}: {reasons[-1]}" if reasons else problem,
+            log_lines=self.last_lines(),
+            log_path=str(self.log_path),
+        )
+
+    def _log_tail(self) -> str:
         with self.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
-
-    def failure(self, problem: str) -> LaunchError:
-        """The error that tells what happened, with the program's last words."""
-        return LaunchError(
-            self.program.name, problem, log_lines=self.last_lines(), log_path=str(self.log_path)
-        )
+            return log.read().decode(errors="replace")
 
     def _remove_files(self) -> None:
         for file in self.program.files:

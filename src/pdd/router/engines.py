@@ -24,7 +24,7 @@ from pdd.core.errors import (
 )
 from pdd.router.http_client import Connection, Gate, HttpClient
 from pdd.router.request.events import Token
-from pdd.router.sse import EventParser
+from pdd.router.sse import EventParser, TokenEvents
 
 
 class WireTopLogprob(msgspec.Struct):
@@ -98,6 +98,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(WireChunk).decode
+_EVENT_FRAME_BYTES = len("data: \n\n")
 _KNOWN_STATUS = frozenset(HTTPStatus)
 GENERATE = "/inference/v1/generate"
 
@@ -191,14 +192,21 @@ class EngineClient:
             ConnectionLostError: If the stream ends without ``[DONE]``.
             DeadlineError: If nothing arrives for too long.
         """
-        parser = EventParser()
+        parser, tokens = EventParser(), TokenEvents()
 
         def on_bytes(data: bytes) -> bool:
+            if (token := tokens.read(data)) >= 0 and parser.between_events and on_ids([token]):
+                return False
             for payload in parser.feed(data):
                 if payload == b"[DONE]":
                     return True
                 chunk = self._decoded(payload)
-                if (ids := _only_ids(chunk)) is None or not on_ids(ids):
+                if (ids := _only_ids(chunk)) is None:
+                    on_chunk(_said(chunk))
+                    continue
+                if len(ids) == 1 and len(payload) + _EVENT_FRAME_BYTES == len(data):
+                    tokens.learn(data)
+                if not on_ids(ids):
                     on_chunk(_said(chunk))
             return False
 

@@ -22,6 +22,9 @@ POOL_IDLE_S = 3.0
 TRAILER_TIMEOUT_S = 1.0
 """How long a stream whose last event has come may take for its final HTTP chunk before it is closed."""
 
+_CHUNK_HEAD_BYTES = 10
+"""Eight hexadecimal digits and the line's end; a server that writes more goes the long way."""
+
 OnBytes = Callable[[bytes], bool]
 """Takes body bytes; true says that nothing more is wanted."""
 
@@ -86,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._satisfied = False
         self._complete = False
+        self._between_chunks = False
         self._keeps_alive = False
         self._paused = False
         self._idle_timeout_s = 0.0
@@ -103,7 +107,7 @@ class Connection(asyncio.Protocol):
         """Begin an exchange."""
         self.status, self.body, self._error = 0, b"", None
         self._on_bytes, self._parts = on_bytes, []
-        self._satisfied = self._complete = False
+        self._satisfied = self._complete = self._between_chunks = False
         self._in_exchange = True
         self._transport.write(request)
 
@@ -215,7 +219,11 @@ class Connection(asyncio.Protocol):
         """Bytes came: parse them, and give the body to the reader at once."""
         self._heard_s = self._loop.time()
         try:
-            self._parser.feed_data(data)
+            if self._between_chunks and self._on_bytes is not None and (body := whole_chunk(data)):
+                # Nearly always: the parser stands before a chunk, and would stand there again.
+                self._parts.append(body)
+            else:
+                self._parser.feed_data(data)
             if self._on_bytes is not None and self._parts and self.status == 200:
                 parts, self._parts = self._parts, []
                 if not self._satisfied and self._error is None:
@@ -257,10 +265,31 @@ class Connection(asyncio.Protocol):
         """Part of the body."""
         self._parts.append(body)
 
+    def on_chunk_header(self) -> None:
+        """A chunk of the body begins."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """It has ended."""
+        self._between_chunks = self.status == 200
+
     def on_message_complete(self) -> None:
         """The answer is whole."""
         self._complete = self.status != 0
         self._keeps_alive = self._parser.should_keep_alive()
+
+
+def whole_chunk(data: bytes) -> bytes:
+    """The content of the one HTTP chunk that the bytes are; nothing if they are anything else."""
+    head = data.find(b"\r\n", 0, _CHUNK_HEAD_BYTES)
+    digits = data[:head]
+    if head < 1 or not digits.isalnum() or data[-2:] != b"\r\n":
+        return b""
+    try:
+        size = int(digits, 16)
+    except ValueError:
+        return b""
+    return data[head + 2 : -2] if size == len(data) - head - 4 else b""
 
 
 class HttpClient:

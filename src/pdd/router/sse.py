@@ -12,6 +12,8 @@ from pdd.core.errors import RemoteProtocolError
 MAX_LINE_BYTES = 8 * 2**20
 """Bound on one event; the largest honest ones hold a few hundred log probabilities."""
 
+_ID_DIGITS = 9
+
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -47,16 +49,45 @@ class EventParser:
 
     def __init__(self) -> None:
         self._lines = LineBuffer()
-        self._between_lines = True
+        self.between_events = True
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads completed by ``data``; comments and other fields are dropped."""
-        if self._between_lines and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
+        if self.between_events and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
             payload = data[6:-2]
             if b"\n" not in payload:
                 return [payload.strip()]  # one event as it was sent: nearly always
-        self._between_lines = data.endswith(b"\n")
+        self.between_events = data.endswith(b"\n")
         return [line[5:].strip() for line in self._lines.feed(data) if line.startswith(b"data:")]
+
+
+class TokenEvents:
+    """Reads the one token of an event that is like the one before it, without parsing JSON.
+
+    An engine's events in the middle of an answer differ in nothing but the token's ID.
+    """
+
+    _MARK = b'"token_ids":['
+
+    def __init__(self) -> None:
+        self._before = self._after = b"\0"
+        self._start = self._end = 0
+
+    def learn(self, data: bytes) -> None:
+        """The bytes of a whole event that held one token and nothing else are the pattern from now on."""
+        start = data.find(self._MARK) + len(self._MARK)
+        end = data.find(b"]", start)
+        if start >= len(self._MARK) and data[start:end].isdigit():
+            self._before, self._after = data[:start], data[end:]
+            self._start, self._end = start, -len(self._after)
+
+    def read(self, data: bytes) -> int:
+        """The token's ID; -1 if the event is not of the pattern."""
+        if data.startswith(self._before) and data.endswith(self._after):
+            digits = data[self._start : self._end]
+            if digits.isdigit() and len(digits) <= _ID_DIGITS:
+                return int(digits)
+        return -1
 
 
 def frame(payload: dict[str, Any]) -> bytes:

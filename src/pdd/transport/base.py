@@ -31,6 +31,10 @@ class Stream(ABC):
     def limit_rate(self, rate_bytes_per_s: float) -> None:  # noqa: B027  # a wish, not a duty
         """What is sent from now on is paced to the rate, where the transport can."""
 
+    def segments(self) -> tuple[int, int] | None:
+        """Data segments sent so far, and how many of them again; None if the transport cannot say."""
+        return None
+
     @abstractmethod
     def send(self, buffers: Sequence[Buffer], *, timeout_s: float | None = None) -> int:
         """All bytes of the buffers were handed to the transport, in order; returns how many.

@@ -61,6 +61,11 @@ class NixlStream(Stream):
         self._thread.start()
 
     @property
+    def peer_names(self) -> frozenset[str] | None:
+        """See ``Stream.peer_names``: what the channel has proved."""
+        return self._channel.peer_names
+
+    @property
     def peer_address(self) -> str:
         """See ``Stream.peer_address``."""
         return self._channel.peer_address

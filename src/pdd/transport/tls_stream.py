@@ -16,7 +16,7 @@ from typing import Final, TypeVar, cast
 
 from pdd.core.errors import ConnectionLostError, DeadlineError, TransportError, UntrustedPeerError
 from pdd.transport.base import Buffer, Stream
-from pdd.transport.sockets import pace
+from pdd.transport.sockets import count_segments, pace
 
 _RECORD_BYTES: Final = 16 * 2**10
 """Most payload in one TLS record (RFC 8446, section 5.1)."""
@@ -52,6 +52,10 @@ class TlsStream(Stream):
     def limit_rate(self, rate_bytes_per_s: float) -> None:
         """See ``Stream.limit_rate``."""
         pace(self._tls, rate_bytes_per_s)
+
+    def segments(self) -> tuple[int, int] | None:
+        """See ``Stream.segments``."""
+        return count_segments(self._tls)
 
     def send(self, buffers: Sequence[Buffer], *, timeout_s: float | None = None) -> int:
         """See ``Stream.send``."""

@@ -62,7 +62,8 @@ class Hello(Frame, frozen=True, tag=1):
 
     Connections with one ``session`` belong together: ``stream`` 0 carries control frames, the others
     DATA. ``fingerprint`` gives the meaning of the dialling side's chunk bytes, ``codecs`` names the codecs
-    it can send payloads in.
+    it can send payloads in. ``expected`` is whom it means to reach: another agent refuses before a session is
+    made, which would replace the one this peer may rightly have there.
     """
 
     version: int
@@ -71,6 +72,7 @@ class Hello(Frame, frozen=True, tag=1):
     stream: Annotated[int, Meta(ge=0, le=1024)]
     fingerprint: Annotated[dict[Name, Text], Meta(max_length=64)]
     codecs: Annotated[list[Name], Meta(max_length=16)] = []
+    expected: Name = ""
 
 
 class HelloOk(Frame, frozen=True, tag=2):
@@ -90,8 +92,8 @@ class Refused(Frame, frozen=True, tag=3):
     """The connection is not accepted and will be closed.
 
     ``reason`` is ``version``, ``incompatible`` (``fields`` names what differs), ``not_ready`` (no engine
-    has said yet what chunks are), ``identity`` (the certificate is another's), ``unknown_session`` or
-    ``probe``. ``peer`` is the refusing agent.
+    has said yet what chunks are), ``identity`` (the certificate is another's), ``wrong_peer`` (another agent
+    is meant), ``unknown_session`` or ``probe``. ``peer`` is the refusing agent.
     """
 
     reason: Name
@@ -159,15 +161,21 @@ class Cancel(Frame, frozen=True, tag=10):
 
 
 class Ping(Frame, frozen=True, tag=11):
-    """Asks for a ``Pong`` with the same ``nonce``: round-trip time, and a sign of life."""
+    """Asks for a ``Pong`` with the same ``nonce``: round-trip time, and a sign of life.
+
+    ``sent`` is how many control frames this side had sent in the session before it, handshake aside: a frame
+    that was lost on the way shows within a ping.
+    """
 
     nonce: Number
+    sent: Number = 0
 
 
 class Pong(Frame, frozen=True, tag=12):
-    """Answer to ``Ping``."""
+    """Answer to ``Ping``; ``sent`` likewise, of the answering side."""
 
     nonce: Number
+    sent: Number = 0
 
 
 ControlFrame = Hello | HelloOk | Refused | Offer | Want | Ack | End | Landed | Failed | Cancel | Ping | Pong

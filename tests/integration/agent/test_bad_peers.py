@@ -31,6 +31,13 @@ def link_of(agent: RunningAgent, peer: str = "md0") -> dict:
     return next(link for link in agent.agent.state()["peers"] if link["peer"] == peer)
 
 
+def wait_until_up(agent: RunningAgent) -> None:
+    """The link is up; it is wanted now, so that a test does not wait out the back-off."""
+    assert agent.agent.space is not None
+    agent.agent.space.links["md0"].warm()
+    wait_for(lambda: link_of(agent)["state"] == "up", "the link")
+
+
 def refused(agent: RunningAgent) -> dict[str, int]:
     return agent.agent.state()["refused"]
 
@@ -126,7 +133,7 @@ class TestUntrusted:
         p, md = fleet.agent("p0"), fleet.agent("md0")
         self._check(p, md, words="expired", reasons={"certificate"})
         pki.files("p0")
-        wait_for(lambda: link_of(p)["state"] == "up", "the link")
+        wait_until_up(p)
         check_next_is_clean(p, p.engines[0], md.engines[0])
 
     def test_a_wrong_ca(self, fleet: Fleet, pki: Pki, wrong: Path) -> None:
@@ -140,7 +147,7 @@ class TestUntrusted:
         pki.files("p0")
         (wrong / "p0.crt").write_bytes((pki.folder / "p0.crt").read_bytes())
         (wrong / "p0.key").write_bytes((pki.folder / "p0.key").read_bytes())
-        wait_for(lambda: link_of(p)["state"] == "up", "the link")
+        wait_until_up(p)
         check_next_is_clean(p, p.engines[0], md.engines[0])
 
     def test_a_sender_with_another_engines_certificate(self, fleet: Fleet, pki: Pki, wrong: Path) -> None:
@@ -155,7 +162,7 @@ class TestUntrusted:
         prefill.push("t", ["md0"], range(3))
         assert "answers md9 instead of md0" in p.wait_event("failed", transfer="t")["detail"]
         pki.files("md0")
-        wait_for(lambda: link_of(p)["state"] == "up", "the link")
+        wait_until_up(p)
         check_next_is_clean(p, prefill, main)
 
     def test_a_plain_sender_and_a_tls_port(self, fleet: Fleet, pki: Pki, wrong: Path) -> None:
@@ -271,10 +278,17 @@ def test_an_address_that_leads_to_another_agent_is_named(fleet: Fleet) -> None:
     md1.engine()
     prefill = p.engine()
     prefill.push("t", ["md0"], range(3))
+    prefill.push("right", ["md1"], range(3))
     p.wait_event("failed", transfer="t")
-    # Later attempts may meet the end of an earlier one's session instead; the first cannot.
-    reasons = [event["reason"] or "" for event in p.events("link")]
-    assert any(f"at {where} answers md1 instead of md0" in reason for reason in reasons), reasons
+    p.wait_event("landed", transfer="right")
+    reasons = {event["reason"] for event in p.events("link") if event["peer"] == "md0"} - {None}
+    assert len(reasons) == 1
+    assert f"at {where} answers md1 instead of md0" in reasons.pop()
+    # The wrong attempts end nobody's session: the link that is rightly there was made once.
+    assert p.agent.space is not None
+    assert p.agent.space.links["md0"].attempts["untrusted"] > 1
+    assert p.agent.space.links["md1"].attempts == {"up": 1}
+    assert refused(md1)["wrong_peer"] > 1
 
 
 class TestMode:

@@ -3,7 +3,6 @@
 Each time: nothing corrupt is visible, every transfer ends once, nothing leaks, the next request is clean.
 """
 
-import os
 import random
 import time
 from pathlib import Path
@@ -15,9 +14,8 @@ from tests.kit.agent_fleet import RunningAgent, wait_for
 from tests.kit.agent_load import PrefillLoad, check_no_growth, num_descriptors, num_threads
 from tests.kit.engine_side import FakeEngine
 from tests.kit.meddler import Meddler
+from tests.kit.scale import SCALE
 
-SCALE = int(os.environ.get("PDD_SOAK_SCALE", "1"))
-"""``make soak`` multiplies the counts by this."""
 STORE = 64 * 2**20
 
 
@@ -102,7 +100,7 @@ def test_bytes_are_flipped_anywhere(pair: Pair) -> None:
 
 
 def test_a_dropped_control_message_costs_a_session_and_nothing_else(pair: Pair) -> None:
-    """What follows a missing frame makes no sense: the session is made anew."""
+    """What follows a missing frame makes no sense, or a ping counts more than came: a new session is made."""
     rng = random.Random(3)
     num_dropped = 0
 
@@ -117,7 +115,7 @@ def test_a_dropped_control_message_costs_a_session_and_nothing_else(pair: Pair) 
     pair.meddler.tamper = drop
     outcome = pair.load.run(60 * SCALE)
     assert num_dropped
-    assert set(outcome.failed) <= {"stalled", "peer_down"}
+    assert outcome.failed == {}
     pair.check()
 
 

@@ -148,7 +148,7 @@ class TestBreaker:
         prefill = p.engine()
         end_s = time.monotonic() + 60
         for i in itertools.count():
-            if link_of(p)["breaker"] == "open" and len(accepted_s) >= 5:
+            if link_of(p)["breaker"] == "open" and len(accepted_s) >= 4:
                 break
             assert time.monotonic() < end_s
             prefill.push(f"t{i}", ["md0"], [i])
@@ -157,6 +157,7 @@ class TestBreaker:
         meddler.refuse = lambda _index: False
         md = fleet.agent("md0")
         md.engine()
+        prefill.push("heals", ["md0"], ["h"])
         wait_for(lambda: link_of(p)["state"] == "up", "the line to heal")
         assert link_of(p)["breaker"] == "closed"
 
@@ -270,7 +271,7 @@ class TestStopped:
 
     @pytest.mark.parametrize("who", ["p0", "md0"])
     def test_a_stopped_agent_is_noticed_and_welcome_back(self, fleet: Fleet, who: str) -> None:
-        fleet.configure(store_bytes=64 * 2**20, lease_s=1, stall_timeout_s=2)
+        fleet.configure(store_bytes=64 * 2**20, lease_s=1, stall_timeout_s=1)
         meddler = fleet.meddle("md0")
         processes = {engine_id: fleet.process(engine_id) for engine_id in ("md0", "p0")}
         main, prefill = (processes[e].engine(chunk_bytes=CHUNK) for e in ("md0", "p0"))
@@ -287,13 +288,13 @@ class TestStopped:
             # The receiver frees what it kept for a sender that is still stopped.
             wait_for(lambda: leased_at(processes["md0"].control_url) == 0, "the lease to end", timeout_s=30)
         else:
-            time.sleep(4.0)  # longer than a lease and the stall bound: what has to be waited out
+            time.sleep(2.5)  # longer than a lease and the stall bound: what has to be waited out
         processes[who].process.send_signal(signal.SIGCONT)
         names = [f"after-{i}" for i in range(30)]
 
         def lands() -> bool:
             prefill.push(f"again-{time.monotonic()}", ["md0"], names)
-            end_s = time.monotonic() + 8
+            end_s = time.monotonic() + 3
             while time.monotonic() < end_s:
                 if main.has(names):
                     return True

@@ -70,6 +70,19 @@ def test_chunks_leave_while_the_prefill_still_runs(fleet: Fleet) -> None:
     assert landed["prefill_overlap_ratio"] == pytest.approx(0.6)
 
 
+def test_at_the_end_of_the_prefill_nearly_all_that_was_computed_has_left(fleet: Fleet) -> None:
+    """A line that keeps up with the prefill carries each chunk while the next is computed."""
+    p, md = fleet.agents()
+    main, prefill = md.engine(), p.engine()
+    prefill.begin("r", "t", ["md0"], 20 * 32)
+    for i in range(20):
+        prefill.store("r", [i], first=i)
+        if i < 19:
+            wait_for(lambda i=i: main.has([i]), "the chunk")
+    prefill.finish("r")
+    assert p.wait_event("landed", transfer="t")["prefill_overlap_ratio"] >= 0.95
+
+
 def test_the_chunk_that_the_sampled_token_completes_does_not_count(fleet: Fleet) -> None:
     p, md = fleet.agents()
     prefill, _main = p.engine(), md.engine()

@@ -127,15 +127,20 @@ def test_other_chunks_are_refused_by_name_of_the_difference(fleet: Fleet, field:
     ours = fingerprint(chunk_bytes=4096, chunk_tokens=32)[field]
     theirs = {"chunk_bytes": 8192, "chunk_tokens": 16}.get(field, "other")
     _main = md.engine(**{field: theirs})  # first: p dials as soon as it has its engine
-    prefill = p.engine()
+    p.engine()
     link = p.wait_event("link", peer="md0", state="incompatible")
     assert f"{field}: {ours} != {theirs}" in link["reason"]
+    assert p.agent.state()["peers"][0]["state"] == "incompatible"
+
+
+def test_a_transfer_to_other_chunks_fails_by_name_of_the_difference(fleet: Fleet) -> None:
+    p, md = fleet.agents()
+    _main = md.engine(dtype="float32")
+    prefill = p.engine()
     prefill.push("t", ["md0"], range(3))
     failed = p.wait_event("failed", transfer="t")
-    assert failed["reason"] == "incompatible"
-    assert f"{field}: {ours} != {theirs}" in failed["detail"]
-    assert failed["wan_bytes"] == 0
-    assert p.agent.state()["peers"][0]["state"] == "incompatible"
+    assert (failed["reason"], failed["wan_bytes"]) == ("incompatible", 0)
+    assert "dtype: test != float32" in failed["detail"]
 
 
 def test_a_peer_without_engine_is_waited_for(fleet: Fleet) -> None:

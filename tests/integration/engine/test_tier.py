@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +365,25 @@ def test_other_vllm_versions_are_refused() -> None:
     for version in ("0.31.4", "0.33.0", "1.0"):
         with pytest.raises(ConfigurationError, match=r"0\.32\.\*"):
             vllm_api.check_vllm_version(version)
+
+
+@pytest.mark.parametrize(
+    ("is_canonical", "workers", "shards", "shares"),
+    [(True, 1, 1, 1), (True, 2, 2, 2), (True, 4, 2, 2), (True, 4, 1, 1), (False, 4, 2, 4)],
+)
+def test_a_chunk_has_every_share_of_the_heads_once(
+    tmp_path: Path, is_canonical: bool, workers: int, shards: int, shares: int
+) -> None:
+    """In the canonical layout; else each worker's part, copies or not. Peers are told which it is."""
+    config = offloading_config(tmp_path / "agent.sock")
+    groups = (CacheGroup(kind=Kind.FULL, block_tokens=32),)
+    spec = PddOffloadingSpec(
+        replace(
+            config,
+            canonical_layout=is_canonical,
+            parallel=replace(config.parallel, world_size=workers, tp_size=workers),
+            extra_config={**config.extra_config, SHAPE_KEY: CacheShape(groups=groups, num_shards=shards)},
+        )
+    )
+    assert spec.chunk_bytes == shares * CHUNK_BYTES
+    assert spec.parallelism == ("canonical v1" if is_canonical else f"tp={workers} pcp=1 dcp=1")

@@ -73,6 +73,14 @@ async def test_a_program_that_dies_early_is_quoted(watched: Watched, tmp_path: P
     assert not (tmp_path / "one.mmap").exists()
 
 
+async def test_the_reason_of_a_refused_engine_is_said_first(watched: Watched, tmp_path: Path) -> None:
+    buried = "(Worker pid=7) ERROR pdd.core.errors.UnsupportedModelError: model m: serve another"
+    script = f"print({buried!r}); [print('traceback line', i) for i in range(50)]; raise SystemExit(1)"
+    program = Program(name="engine", argv=(sys.executable, "-c", script), ready_url="http://127.0.0.1:1/")
+    with pytest.raises(LaunchError, match=r"^engine ended .*ready: model m: serve another; its last"):
+        await watched.supervisor.start(program)
+
+
 async def test_a_program_that_is_never_ready_is_stopped(watched: Watched, tmp_path: Path) -> None:
     program = fake(tmp_path, "one", "--never-ready")
     slow = Program(**{**{f: getattr(program, f) for f in program.__slots__}, "ready_timeout_s": 0.8})

@@ -333,3 +333,14 @@ async def test_random_kills_lose_and_repeat_no_token(seed: int) -> None:
         await troubles
         assert outcomes.count("complete") >= len(outcomes) // 2
         await bed.until_free()
+
+
+async def test_a_render_whose_connection_is_cut_is_asked_for_again_also_of_the_only_engine() -> None:
+    async with running_bed() as bed:
+        await bed.chat("there is a pooled connection now", max_tokens=3)
+        bed.p0.drop_renders = 2  # the pooled connection, which is tried anew anyhow, and the new one
+        body = await bed.chat("cut while it was rendered", max_tokens=20)
+        assert body["choices"][0]["message"]["content"] == bed.reference("cut while it was rendered", 20)
+        bed.p0.drop_renders = 9
+        answer = await bed.post("/v1/chat/completions", messages=[{"role": "user", "content": "again"}])
+        assert answer.status == 502

@@ -1,11 +1,11 @@
 import socket
 
 import pytest
-from tests.kit.transport_conformance import TransportConformance
+from tests.kit.transport_conformance import TransportConformance, in_thread
 
 from pdd.core.errors import ConnectError
 from pdd.transport.base import Transport
-from pdd.transport.tcp import TcpTransport, join_address, split_address
+from pdd.transport.tcp import TcpTransport, join_address, num_streams_for_long_line, split_address
 
 
 def has_ipv6() -> bool:
@@ -74,3 +74,30 @@ def test_an_unknown_name_is_a_connect_error() -> None:
 def test_addresses_are_written_as_they_are_read(host: str, port: int, text: str) -> None:
     assert join_address(host, port) == text
     assert split_address(text) == (host, port)
+
+
+def test_segments_are_counted() -> None:
+    transport = TcpTransport()
+    listener = transport.listen("127.0.0.1:0")
+    near, far = transport.dial(listener.address, timeout_s=5), listener.accept()
+    thread = in_thread(lambda: near.send([bytes(2**20)]))
+    far.recv_exactly(memoryview(bytearray(2**20)))
+    thread.join()
+    counts = near.segments()
+    assert counts is not None
+    assert counts[0] >= 2**20 // 65536
+    assert counts[1] <= counts[0]
+    near.close()
+    assert near.segments() is None
+    far.close()
+    listener.close()
+
+
+def test_streams_are_as_many_as_the_congestion_control_needs() -> None:
+    with socket.socket() as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            assert num_streams_for_long_line() == 4
+        else:
+            assert num_streams_for_long_line() == 2

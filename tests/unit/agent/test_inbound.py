@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.kit.scale import EXAMPLES
 
 from pdd.agent.inbound import InboundHub
 from pdd.agent.inbound_session import InboundSession, InboundTransfer, _Receiving
@@ -98,7 +99,7 @@ class InboundMachine(RuleBasedStateMachine):
         ]
         if wanted:
             number, index = wanted[pick % len(wanted)]
-            header = DataHeader(number=number, index=index, offset=HALF * half, length=HALF)
+            header = DataHeader(number=number, index=index, offset=HALF * half, length=HALF, wire_length=HALF)
             receiving = _Receiving()
             if session._place(header, receiving) is not None:
                 self.writing.append((session, header, receiving))
@@ -115,7 +116,7 @@ class InboundMachine(RuleBasedStateMachine):
         ]
         if wanted:
             number, index = wanted[pick % len(wanted)]
-            header = DataHeader(number=number, index=index, offset=0, length=CHUNK)
+            header = DataHeader(number=number, index=index, offset=0, length=CHUNK, wire_length=CHUNK)
             receiving = _Receiving()
             assert session._place(header, receiving) is not None
             session._on_data(DataEnd(header=header, intact=True), receiving)
@@ -185,5 +186,8 @@ class InboundMachine(RuleBasedStateMachine):
 
 TestInboundMachine = InboundMachine.TestCase
 TestInboundMachine.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40 * EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

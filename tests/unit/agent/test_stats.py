@@ -1,6 +1,6 @@
 import pytest
 
-from pdd.agent.stats import RateMeter, RoundTrip
+from pdd.agent.stats import LossMeter, RateMeter, RoundTrip
 
 MB = 10**6
 
@@ -71,3 +71,23 @@ def test_a_longer_route_is_believed_once_the_window_has_passed() -> None:
     assert trip.rtt_s == pytest.approx(0.03)
     trip.pong(trip.ping(61.0), 61.08)
     assert trip.rtt_s == pytest.approx(0.08)
+
+
+def test_loss_is_the_part_sent_again_of_enough_segments() -> None:
+    loss = LossMeter()
+    loss.update(500, 100)
+    assert loss.ratio is None
+    loss.update(4000, 40)
+    assert loss.ratio == pytest.approx(0.01)
+    loss.update(5000, 1000)  # too few since
+    assert loss.ratio == pytest.approx(0.01)
+    loss.update(8000, 40)
+    assert loss.ratio == pytest.approx(0.0075)
+
+
+def test_a_new_session_counts_from_zero() -> None:
+    loss = LossMeter()
+    loss.update(100_000, 1000)
+    loss.update(10, 0)
+    loss.update(2010, 0)
+    assert loss.ratio == pytest.approx(0.0075)

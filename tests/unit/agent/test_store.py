@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.kit.scale import EXAMPLES
 
 from pdd.agent.store import ChunkStore, Landing, Reservation
 from pdd.core.errors import InvariantError, OverloadedError
@@ -212,5 +213,5 @@ class StoreMachine(RuleBasedStateMachine):
 TestStoreMachine = StoreMachine.TestCase
 # A busy machine is no fault of the store.
 TestStoreMachine.settings = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40 * EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCacheTensor 
 
 from pdd.core.errors import ConfigurationError, UnsupportedModelError  # noqa: E402
 from pdd.engine import connector  # noqa: E402
-from pdd.engine.host_copy import HostCopyWorker  # noqa: E402
+from pdd.engine.host_copy import HostCopyWorker, check_portable  # noqa: E402
 from pdd.engine.shape import Kind  # noqa: E402
 from pdd.engine.vllm_api import (  # noqa: E402
     BlockIDsLoadStoreSpec,
@@ -176,12 +176,7 @@ def test_a_layer_without_a_portable_layout_is_refused_at_start() -> None:
         group_data_refs=[[CanonicalKVCacheRef(0, tensor[0].nbytes, opaque)]],
     )
     with pytest.raises(ConfigurationError, match="tensor parallelism"):
-        HostCopyWorker(
-            kv_caches=caches,
-            blocks_per_chunk=1,
-            region=Region(torch.zeros((1, ROW_BYTES), dtype=torch.int8)),  # type: ignore[arg-type]
-            is_canonical=True,
-        )
+        check_portable(caches)
 
 
 def kv_config(*specs: Any) -> Any:

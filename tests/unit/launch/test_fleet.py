@@ -74,8 +74,9 @@ def test_every_port_names_its_key() -> None:
 def test_what_may_be_left_behind_is_known() -> None:
     made = programs()
     assert made["agent"].files == (Path("/run/pdd/p0.sock"),)
-    [shared_memory] = made["engine"].files
+    shared_memory, *event_sockets = made["engine"].files
     assert shared_memory.parent == Path("/dev/shm")
+    assert [socket.parent for socket in event_sockets] == [Path("/run/pdd")] * 2
 
 
 def test_the_router_stops_first_and_the_line_last() -> None:

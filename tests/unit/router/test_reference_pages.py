@@ -1,5 +1,6 @@
 """The pages about the router say what the code does."""
 
+import importlib.util
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from pdd.policy import pipeline
+from pdd.policy.replay import POLICIES
 from pdd.router.api.errors import STATUS
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
@@ -14,6 +16,7 @@ from pdd.router.request.machine import MAX_ATTEMPTS, Phase
 
 DOCS = Path(__file__).parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "router.md").read_text(encoding="utf-8")
+HANDOFF_POLICIES = ("Which pipeline", "Outliers", "One-shot or catch-up", "What cannot move")
 HANDOFF = (DOCS / "explanation" / "handoff.md").read_text(encoding="utf-8")
 
 
@@ -71,9 +74,28 @@ def test_every_status_is_documented() -> None:
         assert f"| {status} | `{kind}` |" in table
 
 
-def test_the_diagram_has_every_state() -> None:
+def test_the_diagram_is_the_state_machines() -> None:
+    path = DOCS.parent / "tools" / "state_diagram.py"
+    spec = importlib.util.spec_from_file_location("state_diagram", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.render(HANDOFF) == HANDOFF, "run tools/state_diagram.py"
     for phase in Phase:
-        assert phase.value.replace(" ", "_") in HANDOFF
+        assert f"    {phase.value.replace(' ', '_')} --> " in HANDOFF
         assert f"| {phase.value} |" in HANDOFF
     assert MAX_ATTEMPTS == 6
     assert "at most six times" in HANDOFF
+
+
+def test_every_policy_has_its_formula_and_an_example_where_the_table_says() -> None:
+    pages = {
+        "The door": section("The door"),
+        "Where a request goes": section("Where a request goes"),
+        **{title: HANDOFF.split(f"\n## {title}\n")[1].split("\n## ")[0] for title in HANDOFF_POLICIES},
+    }
+    for title, text in pages.items():
+        assert "Formula: `" in text or "```\n" in text, title
+        assert "Example: " in text, title
+    assert names(section("Decisions")) - {"policy"} == set(POLICIES)

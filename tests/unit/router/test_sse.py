@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.core.errors import RemoteProtocolError
-from pdd.router.sse import MAX_LINE_BYTES, EventParser, LineBuffer, frame
+from pdd.router.sse import MAX_LINE_BYTES, EventParser, LineBuffer, TokenEvents, frame
 
 STREAM = b': comment\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": 2}\n\ndata: [DONE]\n\n'
 
@@ -32,3 +32,38 @@ def test_a_line_without_end_is_refused() -> None:
 def test_a_frame_is_one_line() -> None:
     data = frame({"text": "a\nb 😀"})
     assert data == 'data: {"text":"a\\nb 😀"}\n\n'.encode()
+
+
+def event_of(token: str, rest: str = "null") -> bytes:
+    return (
+        f'data: {{"choices":[{{"token_ids":[{token}],"logprobs":null,"finish_reason":{rest}}}]}}\n\n'.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "token"),
+    [
+        (event_of("7"), 7),
+        (event_of("123456"), 123456),
+        (event_of("7,8"), -1),
+        (event_of(""), -1),
+        (event_of("-7"), -1),
+        (event_of("1" * 30), -1),
+        (event_of("7", '"stop"'), -1),
+        (event_of("7") + event_of("8"), -1),
+        (event_of("7")[:-1], -1),
+        (b"", -1),
+    ],
+)
+def test_an_event_like_the_last_one_is_read_without_parsing_it(data: bytes, token: int) -> None:
+    events = TokenEvents()
+    assert events.read(data) == -1
+    events.learn(event_of("42"))
+    assert events.read(data) == token
+
+
+def test_what_holds_no_single_token_is_no_pattern() -> None:
+    events = TokenEvents()
+    for data in (b"data: {}\n\n", event_of(""), event_of("1,2")):
+        events.learn(data)
+        assert events.read(data) == -1

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.kit.scale import EXAMPLES
 
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.wire import frames as f
@@ -472,7 +473,7 @@ class TransferMachine(RuleBasedStateMachine):
 
 
 TestTransferMachine = TransferMachine.TestCase
-TestTransferMachine.settings = settings(max_examples=60, stateful_step_count=50)
+TestTransferMachine.settings = settings(max_examples=40 * EXAMPLES, stateful_step_count=50)
 
 
 @given(st.lists(st.sampled_from([HELD, LANDING]), min_size=1, max_size=6), st.integers(1, CHUNK))

@@ -3,11 +3,12 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from aiohttp import web
 
-from pdd.core.errors import DeadlineError, NoEndpointError, PddError, TransportError
+from pdd.core.errors import ConnectionLostError, DeadlineError, NoEndpointError, PddError, TransportError
 from pdd.policy.placement import place
 from pdd.router.api.body import ChatBody, forwarded, parse_json, read_chat, read_completion
 from pdd.router.api.errors import BadRequestError, NotFoundError, TooLargeError
@@ -147,18 +148,25 @@ class GenerateHandler:
             )
 
     async def _render(self, request_id: str, api: Api, values: dict[str, Any]) -> list[Rendered]:
-        """The prompts as a P engine renders them; another one is asked if the first cannot be reached."""
+        """The prompts as a P engine renders them; another one is asked if the first cannot be reached.
+
+        A connection that is lost says little of its engine, which may be the only one: it is asked once more.
+        """
         path = "/v1/chat/completions/render" if api == "chat" else "/v1/completions/render"
         sent = forwarded(values, self._config.model.name)
         choose_prefill(self._services.fleet)
         last: PddError = NoEndpointError("no prefill engine is ready")
-        for engine in place(self._services.fleet.views("prefill")).order:
+        again: list[str] = []
+        for engine in chain(place(self._services.fleet.views("prefill")).order, again):
             client = self._services.fleet.engines[engine].client
             try:
                 answer = await client.render(path, sent, {"X-Request-Id": request_id})
             except TransportError as error:
-                self._services.fleet.engines[engine].suspect()
                 last = error
+                if isinstance(error, ConnectionLostError) and engine not in again:
+                    again.append(engine)
+                else:
+                    self._services.fleet.engines[engine].suspect()
                 continue
             return [read_rendered(item) for item in (answer if isinstance(answer, list) else [answer])]
         raise last

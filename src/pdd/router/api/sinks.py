@@ -81,7 +81,7 @@ class Streamed:
     def put_text(self, text: str, num_tokens: int) -> bool:
         """Write the event of a piece of text; something was put before it."""
         self._choice.num_tokens = num_tokens
-        return self._stream.write(self._before + _encode(text) + self._after)
+        return self._stream.write_event(self._before, _encode(text), self._after)
 
     def begin(self) -> None:
         """What comes before the first token is written."""

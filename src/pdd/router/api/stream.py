@@ -74,6 +74,15 @@ class ClientStream:
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return transport.get_write_buffer_size() <= MAX_UNSENT_BYTES
 
+    def write_event(self, before: bytes, text: bytes, after: bytes) -> bool:
+        """``write`` of three parts, in one copy: the way of nearly every token."""
+        transport = self._transport
+        if transport is None or self._pending or not self._chunked or transport.is_closing():
+            return self.write(before + text + after)
+        self._wrote = True
+        transport.write(b"%x\r\n%b%b%b\r\n" % (len(before) + len(text) + len(after), before, text, after))
+        return transport.get_write_buffer_size() <= MAX_UNSENT_BYTES
+
     async def ready(self) -> None:
         """All that was written is on its way, and no more than a little of it waits for the client.
 

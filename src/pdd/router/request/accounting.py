@@ -43,6 +43,20 @@ class Accounting:
             self._record.handoff_s = now_s
             self._joined_s = self._last_token_s
 
+    def on_more(self, now_s: float, count: int) -> bool:
+        """``on_tokens`` where nothing changes but numbers; false if it is to be called."""
+        if self._role != "main" or self._last_role != "main" or self._uncounted >= LOT_TOKENS:
+            return False
+        record, last_s = self._record, self._last_token_s
+        if last_s is None or record.max_itl_s is None or self._joined_s is not None:
+            return False
+        self._uncounted += count
+        record.output_tokens += count
+        if now_s - last_s > record.max_itl_s:
+            record.max_itl_s = now_s - last_s
+        self._last_token_s = now_s
+        return True
+
     def on_tokens(self, now_s: float, count: int, role: str) -> None:
         """Tokens are given to the client."""
         record = self._record

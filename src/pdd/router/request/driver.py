@@ -218,7 +218,9 @@ class RequestDriver:
             return False
         text = self._text.more(ids)
         self._num_tokens += len(ids)
-        self._accounting.on_tokens(self._loop.time() - self._arrived_s, len(ids), "main")
+        now_s = self._loop.time() - self._arrived_s
+        if not self._accounting.on_more(now_s, len(ids)):
+            self._accounting.on_tokens(now_s, len(ids), "main")
         if not self._sink.put_text(text, self._num_tokens):
             self._inbox.put_nowait(None)
         return True
