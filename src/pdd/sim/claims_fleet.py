@@ -142,7 +142,7 @@ def planner_claims(
     requests: int | None = None,
     finalists: int | None = None,
 ) -> list[Claim]:
-    """The optimum and gain beside the published fleet; with shorter trials and fewer finalists if asked."""
+    """The planner's optimum and gain beside the published fleet, by shorter trials if asked."""
     result = plan(scenario, on_progress=on_progress, requests=requests, finalists=finalists)
     best, base = result["fleets"][0], result["baselines"][0]
     gain = best["goodput_rps"] / base["goodput_rps"] - 1

@@ -8,7 +8,8 @@ from pdd.sim.claims import Claim
 from pdd.sim.claims_fleet import collapse_claims, order_claims
 from pdd.sim.scenario_file import load_scenario
 
-PAPER = load_scenario(Path(__file__).parents[3] / "examples" / "scenarios" / "paper.toml")
+SCENARIO = Path(__file__).parents[3] / "examples" / "scenarios" / "paper.toml"
+PAPER = load_scenario(SCENARIO)
 RATE_RPS = 8.0
 MISSES = {
     "order.p99-cut": "4 % against 51.5 %: with DRC on 100 Gbit/s the tail is long prefills, not the line",
@@ -22,6 +23,15 @@ def claims() -> dict[str, Claim]:
     found = order_claims(PAPER, rate_per_s=RATE_RPS, requests=4_000)
     found += collapse_claims(PAPER, rate_per_s=RATE_RPS, requests=6_000)
     return {claim.id: claim for claim in found}
+
+
+def test_the_relays_share_is_the_published_one_at_the_published_rate_of_a_transfer() -> None:
+    """4649 KB in 185 ms, less a round trip of 30 ms: 30 MB/s, where the scenario assumes 1 GB/s."""
+    overrides = ("line.stream_rate=30e6", "line.streams=1", "line.pool=512")
+    found = order_claims(load_scenario(SCENARIO, overrides=overrides), rate_per_s=RATE_RPS, requests=6_000)
+    by_id = {claim.id: claim for claim in found}
+    assert by_id["relay.tokens"].holds, by_id["relay.tokens"]
+    assert by_id["relay.requests"].holds, by_id["relay.requests"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A wrong scenario is refused with the key and what was expected there."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_an_impossible_fleet_is_named(override: str, expected: str) -> None:
 def test_a_price_of_zero_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="price of line"):
         fleet_cost_per_hour((CostLine(what="line", units=1, unit_cost_per_hour=0.0),))
+
+
+def test_a_cut_gzip_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl.gz"
+    row = '{"ts": 1, "input_length": 5, "output_length": 5, "parent": -1, "shared": 0}\n'
+    path.write_bytes(gzip.compress(row.encode() * 500)[:-20])
+    section = load_scenario(PAPER).workload.model_copy(update={"kind": "agent-trace", "path": str(path)})
+    with pytest.raises(ConfigurationError, match=r"cannot read trace .*cut\.jsonl\.gz"):
+        load_workload(load_scenario(PAPER).model_copy(update={"workload": section}))
 
 
 @pytest.mark.parametrize(
