@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from pdd.config.load import parse_config
 from pdd.config.schema import PddConfig
 from pdd.launch.child import Child
 from pdd.launch.fleet import agent_program, engine_program, link_program, reference_program, router_program
+from pdd.launch.ports import free_ports
 from pdd.launch.procfs import living_members, signal_all, start_ticks, without_trackers
 from pdd.launch.supervisor import Progress, Supervisor
 
@@ -36,15 +36,6 @@ ROUTERS: dict[str, dict[str, str]] = {
 }
 RELAY_PRIMARY_BYTES = 3 * 2**20
 """Holds 48 chunks of the tiny model, 1536 tokens: less than one long prompt (the livelock trap)."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens at now, all different."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def fleet_values(
@@ -267,10 +258,10 @@ async def running_fleet(
             line=Line(session, f"http://{link.control}", link.forwards[0].listen),
             eos_token=_eos_token(model_dir),
         )  # fmt: skip
-        await _start(
-            fleet, config_path, reference_port, dict(zip(router_ports, routers.items(), strict=True))
-        )
         try:
+            await _start(
+                fleet, config_path, reference_port, dict(zip(router_ports, routers.items(), strict=True))
+            )
             yield fleet
         finally:
             for task in fleet.keepers:

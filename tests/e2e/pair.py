@@ -15,11 +15,12 @@ from typing import Any
 
 import aiohttp
 from tests.e2e.client import wait_until
-from tests.e2e.fleet import config_toml, free_ports
+from tests.e2e.fleet import config_toml
 
 from pdd.config.load import parse_config
 from pdd.config.schema import PddConfig
 from pdd.launch.fleet import agent_program, engine_program
+from pdd.launch.ports import free_ports
 from pdd.launch.supervisor import Supervisor
 
 CHUNK_TOKENS = 32

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import pytest
 
 from pdd.config.load import parse_config
 from pdd.engine.command import engine_command
+from pdd.launch.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +38,7 @@ class Engine:
         self.folder = folder
         self.agent_socket = folder / "agent.sock"
         self.log = folder / "engine.log"
-        self.port = _free_port()
+        self.port = free_ports(1)[0]
         config = parse_config(
             {
                 "model": {"path": str(model), "name": "tiny", "dtype": "float32", "max_model_len": 8192},
@@ -124,12 +124,6 @@ class Engine:
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text().splitlines()[-30:])
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def prompt(seed: int, num_tokens: int) -> list[int]:

@@ -17,6 +17,7 @@ from tests.kit.engine_side import FakeEngine
 from pdd.agent.agent import Agent
 from pdd.config.load import agent_socket
 from pdd.config.schema import AgentConfig, EngineConfig, ModelConfig, PddConfig, TlsConfig
+from pdd.launch.ports import free_ports
 from pdd.transport.base import Transport
 from pdd.transport.choice import choose_transport
 
@@ -25,9 +26,8 @@ T = TypeVar("T")
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that stays free until something listens there."""
+    return free_ports(1)[0]
 
 
 def make_config(

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,17 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pdd.launch.ports import free_ports
+
 LAUNCHER = Path(__file__).with_name("fake_launcher.py")
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:

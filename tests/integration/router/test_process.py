@@ -18,15 +18,9 @@ import sys
 from pathlib import Path
 from pdd.config.schema import PddConfig
 from pdd.router.main import run_router
+from pdd.launch.ports import free_ports
 sys.exit(run_router(PddConfig.model_validate_json(Path(sys.argv[1]).read_text())))
 """
-
-
-def free_port() -> int:
-    """A port nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager
@@ -65,7 +59,7 @@ async def until_ready(url: str) -> None:
 
 async def test_sigterm_lets_open_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
     async with running_bed() as bed:
-        port = free_port()
+        port = free_ports(1)[0]
         url = f"http://127.0.0.1:{port}"
         async with router_process(bed, tmp_path, port, drain_timeout_s=10) as process:
             await until_ready(url)
@@ -95,7 +89,7 @@ async def test_sigterm_lets_open_answers_end_and_takes_no_new_ones(tmp_path: Pat
 
 async def test_sigterm_ends_what_does_not_end_in_time_and_frees_the_engines(tmp_path: Path) -> None:
     async with running_bed() as bed:
-        port = free_port()
+        port = free_ports(1)[0]
         url = f"http://127.0.0.1:{port}"
         async with router_process(bed, tmp_path, port, drain_timeout_s=0.2) as process:
             await until_ready(url)

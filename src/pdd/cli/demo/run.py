@@ -12,7 +12,7 @@ import aiohttp
 from pdd.cli.demo import report, script
 from pdd.cli.demo.client import DemoClient
 from pdd.cli.demo.screen import Screen
-from pdd.cli.demo.settings import DEMO_MODEL, DemoModel, DemoSettings, demo_config, free_ports, own_model
+from pdd.cli.demo.settings import DEMO_MODEL, DemoModel, DemoSettings, demo_config, own_model
 from pdd.config.load import load_config
 from pdd.config.schema import PddConfig
 from pdd.core.errors import PddError
@@ -24,6 +24,7 @@ from pdd.launch.fleet import (
     reference_program,
     router_program,
 )
+from pdd.launch.ports import free_ports
 from pdd.launch.program import Program
 from pdd.launch.supervisor import Supervisor
 

@@ -1,11 +1,11 @@
 """The demo's configuration: three engines on two sites of one machine, as a ``pdd.toml``."""
 
 import json
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdd.core.units import parse_duration_s
+from pdd.launch.ports import free_ports
 
 DEMO_MODEL = "demo"
 """The name that stands for the prepared SmolLM2, as in ``pdd model demo``."""
@@ -50,18 +50,6 @@ def own_model(name: str) -> DemoModel:
         dtype="auto",
         max_model_len=None,
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """So many ports that were free a moment ago, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((_HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def demo_config(settings: DemoSettings, model: DemoModel, *, run_dir: Path) -> str:
