@@ -13,12 +13,13 @@ import aiohttp
 import pytest
 from tests.kit.bed import ROLES, Bed, bed_config, running_bed
 
+from pdd.launch.ports import free_ports
+
 MAIN = """
 import sys
 from pathlib import Path
 from pdd.config.schema import PddConfig
 from pdd.router.main import run_router
-from pdd.launch.ports import free_ports
 sys.exit(run_router(PddConfig.model_validate_json(Path(sys.argv[1]).read_text())))
 """
 
