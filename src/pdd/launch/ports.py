@@ -25,12 +25,12 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     chosen: list[int] = []
     with contextlib.ExitStack() as probes:
         for port in candidates:
-            if len(chosen) == count:
-                return chosen
             probe = probes.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 probe.bind((host, port))
                 chosen.append(port)
+            if len(chosen) == count:
+                return chosen
     raise OSError(f"{count} ports were asked for, {len(chosen)} are free on {host}")
 
 
