@@ -39,9 +39,12 @@ class RateMeter:
                 self._window_start_s, self._window_bytes = now_s, 0
 
     def acknowledged(self, num_bytes: int, *, is_drained: bool, now_s: float) -> None:
-        """The bytes have crossed; ``is_drained`` if no others are on their way."""
+        """The bytes have crossed; ``is_drained`` if no others are on their way.
+
+        News of no bytes does not end a window: those on their way would count for the short rest of it.
+        """
         with self._lock:
-            if self._window_start_s is None:
+            if self._window_start_s is None or not (num_bytes or is_drained):
                 return
             self._window_bytes += num_bytes
             span_s = now_s - self._window_start_s
@@ -67,7 +70,7 @@ class RoundTrip:
 
     A ping behind bulk data measures the queue too, which is counted in bytes already; the least of many is
     what the line takes when nothing is in the way. The window moves on only with new answers, so that an idle
-    link keeps what it knew.
+    link keeps what it knew. Answers come on another thread than questions.
 
     Source:
         BBR's ``min_rtt`` filter (draft-ietf-ccwg-bbr, section 5.5.7), with a longer window: nothing here
@@ -75,6 +78,7 @@ class RoundTrip:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._sent_s: dict[int, float] = {}
         self._next = 0
         self._answers: deque[tuple[float, float]] = deque()
@@ -83,29 +87,33 @@ class RoundTrip:
     @property
     def rtt_s(self) -> float | None:
         """The least round trip of the window; None before the first answer."""
-        return self._answers[0][1] if self._answers else None
+        with self._lock:
+            return self._answers[0][1] if self._answers else None
 
     @property
     def oldest_unanswered_s(self) -> float | None:
         """When the oldest ping without an answer was sent; None if all were answered."""
-        return next(iter(self._sent_s.values()), None)
+        with self._lock:
+            return next(iter(self._sent_s.values()), None)
 
     def ping(self, now_s: float) -> int:
         """The nonce of a ping sent now."""
-        self._next = (self._next + 1) % 2**32
-        self._sent_s[self._next] = now_s
-        return self._next
+        with self._lock:
+            self._next = (self._next + 1) % 2**32
+            self._sent_s[self._next] = now_s
+            return self._next
 
     def pong(self, nonce: int, now_s: float) -> None:
         """The answer arrived now; one to no ping of ours changes nothing."""
-        sent_s = self._sent_s.pop(nonce, None)
-        if sent_s is None:
-            return
-        while self._answers and self._answers[-1][1] >= now_s - sent_s:
-            self._answers.pop()
-        self._answers.append((now_s, now_s - sent_s))
-        while self._answers[0][0] < now_s - _RTT_WINDOW_S:
-            self._answers.popleft()
+        with self._lock:
+            sent_s = self._sent_s.pop(nonce, None)
+            if sent_s is None:
+                return
+            while self._answers and self._answers[-1][1] >= now_s - sent_s:
+                self._answers.pop()
+            self._answers.append((now_s, now_s - sent_s))
+            while self._answers[0][0] < now_s - _RTT_WINDOW_S:
+                self._answers.popleft()
 
 
 class LossMeter:

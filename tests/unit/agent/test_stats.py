@@ -1,3 +1,7 @@
+import sys
+import threading
+from collections.abc import Iterator
+
 import pytest
 
 from pdd.agent.stats import LossMeter, RateMeter, RoundTrip
@@ -45,6 +49,22 @@ def test_idle_time_does_not_count() -> None:
     assert meter.rate_bytes_per_s == pytest.approx(10 * MB)
 
 
+def test_an_answer_in_front_of_the_first_bytes_does_not_make_the_line_faster() -> None:
+    meter = RateMeter()
+    meter.busy(0.0)
+    meter.acknowledged(0, is_drained=False, now_s=0.16)
+    meter.acknowledged(2 * MB, is_drained=True, now_s=0.17)
+    assert meter.rate_bytes_per_s == pytest.approx(2 * MB / 0.17)
+
+
+def test_what_was_sent_in_vain_ends_the_window() -> None:
+    meter = RateMeter()
+    meter.busy(0.0)
+    meter.acknowledged(0, is_drained=True, now_s=0.05)
+    meter.acknowledged(MB, is_drained=True, now_s=0.1)
+    assert meter.rate_bytes_per_s is None
+
+
 def test_a_round_trip_is_known_after_one_pong() -> None:
     trip = RoundTrip()
     nonce = trip.ping(10.0)
@@ -71,6 +91,35 @@ def test_a_longer_route_is_believed_once_the_window_has_passed() -> None:
     assert trip.rtt_s == pytest.approx(0.03)
     trip.pong(trip.ping(61.0), 61.08)
     assert trip.rtt_s == pytest.approx(0.08)
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads take turns as often as the interpreter lets them."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_a_round_trip_that_is_known_stays_known_while_answers_come() -> None:
+    trip = RoundTrip()
+    trip.pong(trip.ping(0.0), 1.0)
+    is_read = threading.Event()
+
+    def answer() -> None:
+        while not is_read.is_set():
+            trip.pong(trip.ping(0.0), 1.0)
+
+    answering = threading.Thread(target=answer, daemon=True)
+    answering.start()
+    try:
+        seen = {(trip.rtt_s, trip.oldest_unanswered_s in (None, 0.0)) for _ in range(20_000)}
+    finally:
+        is_read.set()
+        answering.join()
+    assert seen == {(1.0, True)}
 
 
 def test_loss_is_the_part_sent_again_of_enough_segments() -> None:
