@@ -482,6 +482,8 @@ class PeerLink:
             self._report()
 
     def _report(self) -> None:
+        if self._is_closed:
+            return  # an attempt that ends late must not speak for the link that the peer may have by now
         described = self.describe()
         self._reported_s, self._reported_bytes = time.monotonic(), described["queued_bytes"]
         self._events.emit("link", described)
