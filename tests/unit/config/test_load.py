@@ -95,6 +95,13 @@ def test_a_wrong_file_is_named_with_the_key_and_what_was_expected(
         assert word in str(caught.value)
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "pdd.toml"
+    path.write_bytes(b"# Z\xfcrich\n" + GOOD.encode())
+    with pytest.raises(ConfigurationError, match=r"pdd\.toml is not UTF-8: .* at byte 3"):
+        load_config(path, environ={})
+
+
 def test_a_list_of_wrong_items_is_not_called_too_short_as_well(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path, GOOD.replace('role = "prefill"', 'role = "decode"'))
