@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
+from operator import attrgetter
 from typing import Any, Final
 
 from pdd.agent.coder import offered_codecs
@@ -108,6 +109,8 @@ class Agent:
         """
         own = self.config.engine(self.engine_id)
         peers = tuple(engine for engine in config.engines if engine.id != self.engine_id)
+        if sorted((own, *peers), key=attrgetter("id")) == sorted(self.config.engines, key=attrgetter("id")):
+            return  # the file was only touched: a transport is not made for nothing, NIXL's least of all
         changed = self.config.model_copy(update={"engines": (own, *peers)})
         transport = choose_transport(changed, self.engine_id)
         with self._lock:

@@ -11,6 +11,8 @@ from tests.integration.agent.conftest import Fleet
 from tests.kit.agent_fleet import EventReader, RunningAgent, wait_for
 
 from pdd.config.schema import PddConfig
+from pdd.transport.base import Transport
+from pdd.transport.choice import choose_transport
 from pdd.wire.frames import Refused, encode_control
 
 
@@ -72,6 +74,25 @@ def test_a_peer_that_moves_is_dialled_at_its_new_address(fleet: Fleet) -> None:
     assert [link["address"] for link in p.agent.state()["peers"]] == [meddler.address]
     prefill.push("two", ["md0"], range(8))
     assert p.wait_event("landed", transfer="two")["chunks_sent"] == 4
+
+
+def test_a_file_with_the_same_engines_makes_no_transport(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fleet.configure("p0", "md0", "md1")
+    agent = fleet.agent("p0").agent
+    chosen: list[PddConfig] = []
+
+    def choose(config: PddConfig, engine_id: str) -> Transport:
+        chosen.append(config)
+        return choose_transport(config, engine_id)
+
+    monkeypatch.setattr("pdd.agent.agent.choose_transport", choose)
+    agent.apply(whole.model_copy(update={"engines": whole.engines[::-1]}))
+    assert not chosen
+    for config in (without(whole, "md1"), without(whole, "md1")):
+        agent.apply(config)
+    assert [{engine.id for engine in config.engines} for config in chosen] == [{"p0", "md0"}]
 
 
 def test_an_engine_that_comes_later_meets_the_new_peers_too(fleet: Fleet) -> None:
