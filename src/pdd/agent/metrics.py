@@ -98,7 +98,9 @@ def _transfer_metrics(space: Space) -> Iterator[Metric]:
     yield saved
     counters = space.inbound.counters
     yield _counter("pdd_agent_received_payload_bytes", "KV bytes received", counters.payload_bytes)
-    yield _counter("pdd_agent_dropped_bytes", "Late KV bytes that were dropped", counters.dropped_bytes)
+    yield _counter(
+        "pdd_agent_dropped_bytes", "KV bytes dropped: late, or unasked in vain", counters.dropped_bytes
+    )
     yield _counter("pdd_agent_corrupt_pieces", "Pieces with a wrong checksum", counters.corrupt_pieces)
     yield _counter("pdd_agent_landed", "Transfers landed here", counters.landed)
     yield _counter("pdd_agent_received_failed", "Transfers to here that failed", counters.failed)
