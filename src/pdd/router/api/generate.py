@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -114,8 +115,9 @@ class GenerateHandler:
             timeout_s=self._timeout_s(request),
             engine_headers={n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers},
         )
+        deadline_s = asked.arrived_s + asked.timeout_s
         try:
-            async with asyncio.timeout_at(asked.arrived_s + asked.timeout_s):
+            async with asyncio.timeout_at(deadline_s):
                 rendered = await self._render(asked.id, api, values)
         except TimeoutError:
             raise DeadlineError("the request did not finish in time (it was rendering)") from None
@@ -130,8 +132,9 @@ class GenerateHandler:
         record = runs[0].driver.record
         headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
         async with AsyncExitStack() as stack:
+            answer = partial(self._services.parser.answer, values, deadline_s=deadline_s)
             parsed = [
-                await stack.enter_async_context(self._services.parser.answer(values, run.choice.prompt_ids))
+                await stack.enter_async_context(answer(run.choice.prompt_ids))
                 for run in runs
                 if self._is_parsed(body)
             ]
