@@ -263,6 +263,8 @@ class Fleet:
             asyncio.create_task(state.agent.run(), name=f"events {state.config.id}"),
             asyncio.create_task(state.follow_caches(), name=f"caches {state.config.id}"),
         ]
+        for task in self._watches[state]:
+            task.add_done_callback(_report_bug)
 
     async def close(self) -> None:
         """Stop watching and close all connections."""
@@ -305,9 +307,11 @@ class Fleet:
         return self._config.router.request_timeout_s + LATE_NEWS_S
 
     def _forget(self, state: EngineState) -> None:
-        if any(engine == state.config for engine in self._in_service) or state not in self._watches:
-            return  # it came back meanwhile, or the router stops
-        if self.engines.get(state.config.id) is state:
+        is_current = self.engines.get(state.config.id) is state
+        came_back = is_current and any(engine == state.config for engine in self._in_service)
+        if came_back or state not in self._watches:
+            return  # the latter: the router stops
+        if is_current:
             del self.engines[state.config.id]
         task = asyncio.create_task(self._end(state))
         self._ending.add(task)
@@ -394,6 +398,11 @@ class Fleet:
         if any(pair not in bad for pair in pairs):
             return []
         return [f"{sender} and {receiver}: {bad[sender, receiver]}" for sender, receiver in pairs]
+
+
+def _report_bug(watch: asyncio.Task[None]) -> None:
+    if not watch.cancelled() and (error := watch.exception()) is not None:
+        log.error("the router is blind from now on: %s", watch.get_name(), exc_info=error)
 
 
 def _why_not_ready(state: EngineState) -> str:
