@@ -331,6 +331,12 @@ class Fleet:
         """Whether KV leaves the site on its way from a prefill engine to a peer."""
         return self.engines[prefill].config.site != self.engines[peer].config.site
 
+    @property
+    def carries_sampler_state(self) -> bool:
+        """Whether all engines that have been heard of continue the penalties and seeds of one another."""
+        said = {self.engines[engine.id].agent.sampler for engine in self._in_service} - {None}
+        return self._config.carries_sampler_state and len(said) == 1 and "" not in said
+
     def link(self, prefill: str, peer: str) -> LinkView:
         """The path for KV from a prefill engine to a peer."""
         policy = self._config.policy

@@ -86,7 +86,7 @@ class RunFactory:
             multimodal=rendered.multimodal,
             echo=bool(body.echo),
             multi_token_bad_words=any(len(encoding.ids) > 1 for encoding in encoded),
-            sampler_state_carried=self._services.config.carries_sampler_state,
+            sampler_state_carried=self._services.fleet.carries_sampler_state,
         )
 
     def _check_length(self, body: Body, rendered: Rendered, planning: Planning, max_tokens: int) -> int:
