@@ -4,8 +4,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from pdd.core.errors import DeadlineError
 from pdd.router.api.shapes import Choice
-from pdd.router.api.sinks import ParsedSink, Run
+from pdd.router.api.sinks import ParsedSink, Run, run_all
 from pdd.router.parsing import ParsedStream
 from pdd.router.request.driver import Piece
 from pdd.wire.parsing import Message, Parsed
@@ -51,3 +54,18 @@ def test_a_client_that_takes_nothing_holds_back_an_answer_that_is_parsed() -> No
     asyncio.run(sink.ready())
     assert put()
     assert len(sent) == writer.num_written == 4
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("error", [DeadlineError("late"), ConnectionResetError("gone")])
+def test_an_error_of_one_choice_is_the_error_of_all(error: Exception, num_choices: int) -> None:
+    async def fail(_sink: object) -> None:
+        raise error
+
+    async def wait(_sink: object) -> None:
+        await asyncio.Event().wait()
+
+    runs = [SimpleNamespace(driver=SimpleNamespace(run=run)) for run in (fail, *[wait] * (num_choices - 1))]
+    with pytest.raises(type(error)) as raised:
+        asyncio.run(run_all([cast(Any, (run, None)) for run in runs]))
+    assert raised.value is error

@@ -179,5 +179,5 @@ async def run_all(runs: Sequence[tuple[Run, Sink]]) -> None:
         async with asyncio.TaskGroup() as group:
             for run, sink in runs:
                 group.create_task(run.driver.run(sink))
-    except* PddError as errors:
+    except* (PddError, ConnectionError) as errors:  # the latter: the client is gone
         raise errors.exceptions[0] from None
