@@ -127,8 +127,8 @@ class ParserClient(asyncio.Protocol):
         await self._connect()
         number = next(self._numbers)
         stream = self._streams[number] = ParsedStream(number, self._send, deadline_s=deadline_s)
-        self._send(Open(number, request, prompt_ids))
         try:
+            self._send(Open(number, request, prompt_ids))
             yield stream
         finally:
             self._streams.pop(number, None)
