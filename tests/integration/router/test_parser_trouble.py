@@ -128,3 +128,12 @@ async def test_a_process_that_hangs_is_waited_for_until_the_deadline(tmp_path: P
         parsers.hangs = False
         parsers.cut()
         assert (await ask(bed))[1][-1] == "[DONE]"
+
+
+async def test_what_is_refused_before_it_runs_leaves_no_record_that_never_ends(tmp_path: Path) -> None:
+    async with running_bed(run_dir=str(tmp_path), parsers={"tool_call_parser": "x"}) as bed:
+        status, (body,) = await ask(bed, stream=False)
+        assert (status, body["error"]["message"][:25]) == (503, "the parsers are not ready")
+        answer = await bed.post("/v1/completions", prompt=["short", "long " * 1200], max_tokens=5)
+        assert answer.status == 400
+        assert bed.router.records.all() == []
