@@ -90,7 +90,10 @@ class ParsedStream:
             return
         then = self._waiting.popleft()
         if self.error is None:
-            then(reply)
+            try:
+                then(reply)
+            except Exception as error:  # noqa: BLE001  # a bug of ours ends this answer, not all on the connection
+                self.fail(PddError(f"internal error: {type(error).__name__}: {error}"))
         self._changed.set()
 
     def fail(self, error: PddError) -> None:
