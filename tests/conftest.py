@@ -14,6 +14,7 @@ settings.load_profile("pdd")
 ENGINES = "engines"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Name each test's group; no effect where all tests run in one process."""
     for item in items:
