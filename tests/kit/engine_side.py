@@ -50,6 +50,7 @@ class FakeEngine:
         row_padding: int = 64,
         version: int = local.LOCAL_VERSION,
         claimed_slots: int | None = None,
+        sampler: str = "",
         **changes: str,
     ) -> None:
         self.chunk_bytes = chunk_bytes
@@ -79,6 +80,7 @@ class FakeEngine:
             chunk_tokens=chunk_tokens,
             primary_row_bytes=self._row_bytes,
             num_primary_slots=claimed_slots or num_slots,
+            sampler=sampler,
         )
         socket.send_fds(self._socket, [local.encode(hello)], [self._fd])
         self._thread = threading.Thread(target=self._read, daemon=True)

@@ -49,6 +49,7 @@ class FakeAgent:
         self.lines: dict[str, FakeLine] = {}
         self.lease_s = 60.0
         self.slots = 100_000
+        self.sampler = "v1"
         self.is_dead = False
         self.boot = uuid.uuid4().hex
         self.transfers: dict[str, Transfer] = {}
@@ -226,6 +227,7 @@ class FakeAgent:
             {
                 "engine_id": self.engine.id,
                 "engine_connected": True,
+                "sampler": self.sampler,
                 "chunk_tokens": self.engine.chunk_tokens,
                 "chunk_bytes": CHUNK_BYTES,
                 "store": {"slots": self.slots, "used": len(self.engine.cached_chunks), "leased": 0},

@@ -62,6 +62,7 @@ class Agent:
         self._handshake_s = handshake_s
         self._lock = threading.Lock()
         self._num_connections = 0
+        self._sampler: str | None = None
         self._strangers: OrderedDict[Stream, None] = OrderedDict()
         self.refusals = Refusals()
         self._listener = transport.listen(join_address(engine.host, engine.data_port))
@@ -126,6 +127,7 @@ class Agent:
         return {
             "engine_id": self.engine_id,
             "engine_connected": self.is_engine_connected,
+            "sampler": self._sampler,
             "fingerprint": space.kind.fingerprint if space else None,
             "chunk_tokens": space.kind.chunk_tokens if space else None,
             "chunk_bytes": space.kind.chunk_bytes if space else None,
@@ -151,6 +153,7 @@ class Agent:
                     self.config, self.engine_id, kind, transport=self._transport, events=self.events
                 )
             space = self.space
+            self._sampler = hello.sampler
         assert space is not None
         if old is not None and old is not space:
             _log.warning("the engine's chunks changed; the store starts empty")

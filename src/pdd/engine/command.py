@@ -23,6 +23,12 @@ of the transfer with the prefill; at some hundred tokens a second this is one to
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's choice of its model runner; on GPUs the second unless it is 0."""
 
+CARRIERS: Final[Mapping[str, tuple[str, ...]]] = {
+    runner: tuple(f"pdd.engine.carried_state:{name}" for name in classes)
+    for runner, classes in {"v1": ("V1Penalties", "V1Draws"), "v2": ("V2Penalties",)}.items()
+}
+"""The logits processors of each model runner that continue penalties and seeds."""
+
 CPU_KV_CACHE_GIB: Final = 1
 """Device cache of an engine on the CPU backend; 20000 tokens of the demo model."""
 
@@ -127,8 +133,7 @@ def is_cpu_backend(env: Mapping[str, str]) -> bool:
 def _carried_state(env: Mapping[str, str], *, on_cpu: bool) -> tuple[str, ...]:
     """The logits processors that continue penalties and seeds, for the model runner the engine will use."""
     runner = env.get(RUNNER_VARIABLE) or os.environ.get(RUNNER_VARIABLE)
-    classes = ("V1Penalties", "V1Draws") if on_cpu or runner == "0" else ("V2Penalties",)
-    return tuple(f"pdd.engine.carried_state:{name}" for name in classes)
+    return CARRIERS["v1" if on_cpu or runner == "0" else "v2"]
 
 
 def _vllm_program() -> str:

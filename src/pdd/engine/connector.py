@@ -9,11 +9,13 @@ Source:
     (``build_offloading_config`` for which groups are offloaded).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pdd.engine.shape import SHAPE_KEY, CacheGroup, CacheShape, Kind
+from pdd.engine.command import CARRIERS
+from pdd.engine.shape import SAMPLER_KEY, SHAPE_KEY, CacheGroup, CacheShape, Kind
 from pdd.engine.support import check_shape
 from pdd.engine.vllm_api import (
     FullAttentionSpec,
@@ -44,6 +46,7 @@ class PddConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not ty
             blocks_per_chunk=int(extra_config.get("blocks_per_chunk", 1)),
         )
         extra_config[SHAPE_KEY] = shape
+        extra_config[SAMPLER_KEY] = sampler(vllm_config.model_config.logits_processors)
         if not str(vllm_config.cache_config.kv_cache_layout).startswith("LB"):
             # Layers share each block's memory: vLLM has no canonical order for that, and would not start.
             extra_config["canonical_layout"] = False
@@ -79,6 +82,15 @@ def cache_shape(vllm_config: Any, kv_cache_config: Any) -> CacheShape:
         is_on_cpu=is_on_cpu,
         has_amx=is_on_cpu and bool(torch.cpu._is_amx_tile_supported()),  # noqa: SLF001  # vLLM's own test
     )
+
+
+def sampler(logits_processors: Sequence[Any] | None) -> str:
+    """How an engine with these processors continues penalties and seeds; empty if it does not.
+
+    An engine whose processors do not fit its model runner would not start.
+    """
+    loaded = {name for name in logits_processors or () if isinstance(name, str)}
+    return next((name for name, classes in CARRIERS.items() if loaded.issuperset(classes)), "")
 
 
 def _kind(spec: Any) -> str:

@@ -12,6 +12,10 @@ SHAPE_KEY: Final = "pdd_cache_shape"
 """Where the connector leaves the shape in vLLM's extra configuration for the spec and the tier."""
 
 
+SAMPLER_KEY: Final = "pdd_sampler"
+"""Where it leaves what the engine does with carried penalties and seeds."""
+
+
 class Kind(StrEnum):
     """The kinds of KV cache PDD can move; others go by vLLM's name for them."""
 

@@ -17,7 +17,7 @@ from pdd.engine.agent_link import AgentLink
 from pdd.engine.identity import make_fingerprint, model_digest
 from pdd.engine.orders import Chunk, ChunkOrder, TransferOrder, in_prefix_order, parse_order
 from pdd.engine.promotion import Answer, PromotionBound
-from pdd.engine.shape import CacheShape
+from pdd.engine.shape import SAMPLER_KEY, CacheShape
 from pdd.engine.spec import PddOffloadingSpec
 from pdd.engine.vllm_api import (
     JobResult,
@@ -294,4 +294,5 @@ class PddTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not typed 
             chunk_tokens=self._chunk_tokens,
             primary_row_bytes=spec.kv_bytes_per_chunk,
             num_primary_slots=self._num_slots,
+            sampler=str(config.extra_config.get(SAMPLER_KEY, "")),
         )

@@ -1,8 +1,8 @@
 """Whether a request's state survives being continued by another engine from token IDs alone.
 
 What does not survive is served by MD alone, from the first token on: P only computes the prompt's KV.
-Otherwise a grammar would start in the middle of its sentence. Penalties and seeds go on exactly where engines
-run PDD's logits processors, which is everywhere but with speculative decoding.
+Otherwise a grammar would start in the middle of its sentence. Penalties and seeds go on exactly where all
+engines run the same logits processors of PDD.
 """
 
 from collections.abc import Mapping

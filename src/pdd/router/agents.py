@@ -61,6 +61,7 @@ class AgentClient:
         self.alive = False
         self.engine_connected = False
         self.chunk_bytes: int | None = None
+        self.sampler: str | None = None
         self.links: dict[str, dict[str, Any]] = {}
         self._listeners: OrderedDict[str, Listener] = OrderedDict()
         self._after = 0
@@ -188,9 +189,10 @@ class AgentClient:
         if kind == "link":
             self.links[event["peer"]] = event
         elif kind == "engine":
-            self.engine_connected = bool(event["connected"])
-            if self.engine_connected:
-                await self._read_state()
+            if event["connected"]:
+                await self._read_state()  # before it is used: it may be another engine
+            else:
+                self.engine_connected = False
         elif isinstance(transfer := event.get("transfer"), str) and (
             listener := self._listeners.get(transfer)
         ):
@@ -213,6 +215,7 @@ class AgentClient:
     async def _read_state(self) -> None:
         async with asyncio.timeout(CONTROL_TIMEOUT_S), self._session.get(f"{self.url}/v1/state") as answer:
             state = await answer.json()
+        self.sampler = state.get("sampler", "")  # None: no engine has come yet
         self.engine_connected = bool(state.get("engine_connected"))
         self.chunk_bytes = state.get("chunk_bytes") or self.chunk_bytes
         if isinstance(store := state.get("store"), dict):

@@ -93,7 +93,8 @@ class Door:
         if decision.action == "displace":
             worst = max(self._waiting)
             self._remove(worst)
-            worst.turn.set_exception(refusal)
+            if not worst.turn.done():  # else its client leaves at this moment
+                worst.turn.set_exception(refusal)
             self._metrics.refused.labels(reason="displaced").inc()
         await self._wait(priority, deadline_s)
 

@@ -263,6 +263,8 @@ class Fleet:
             asyncio.create_task(state.agent.run(), name=f"events {state.config.id}"),
             asyncio.create_task(state.follow_caches(), name=f"caches {state.config.id}"),
         ]
+        for task in self._watches[state]:
+            task.add_done_callback(_report_bug)
 
     async def close(self) -> None:
         """Stop watching and close all connections."""
@@ -305,9 +307,11 @@ class Fleet:
         return self._config.router.request_timeout_s + LATE_NEWS_S
 
     def _forget(self, state: EngineState) -> None:
-        if any(engine == state.config for engine in self._in_service) or state not in self._watches:
-            return  # it came back meanwhile, or the router stops
-        if self.engines.get(state.config.id) is state:
+        is_current = self.engines.get(state.config.id) is state
+        came_back = is_current and any(engine == state.config for engine in self._in_service)
+        if came_back or state not in self._watches:
+            return  # the latter: the router stops
+        if is_current:
             del self.engines[state.config.id]
         task = asyncio.create_task(self._end(state))
         self._ending.add(task)
@@ -326,6 +330,12 @@ class Fleet:
     def is_wan(self, prefill: str, peer: str) -> bool:
         """Whether KV leaves the site on its way from a prefill engine to a peer."""
         return self.engines[prefill].config.site != self.engines[peer].config.site
+
+    @property
+    def carries_sampler_state(self) -> bool:
+        """Whether all engines that have been heard of continue the penalties and seeds of one another."""
+        said = {self.engines[engine.id].agent.sampler for engine in self._in_service} - {None}
+        return self._config.carries_sampler_state and len(said) == 1 and "" not in said
 
     def link(self, prefill: str, peer: str) -> LinkView:
         """The path for KV from a prefill engine to a peer."""
@@ -394,6 +404,11 @@ class Fleet:
         if any(pair not in bad for pair in pairs):
             return []
         return [f"{sender} and {receiver}: {bad[sender, receiver]}" for sender, receiver in pairs]
+
+
+def _report_bug(watch: asyncio.Task[None]) -> None:
+    if not watch.cancelled() and (error := watch.exception()) is not None:
+        log.error("the router is blind from now on: %s", watch.get_name(), exc_info=error)
 
 
 def _why_not_ready(state: EngineState) -> str:

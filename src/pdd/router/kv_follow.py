@@ -25,6 +25,8 @@ SEQ_BYTES = 8
 NO_MORE = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
 REPLAY_TIMEOUT_S = 2.0
 """The publisher looks for such requests ten times a second."""
+REPLAY_LOT = 64
+"""Repeated batches read in one go; streams of tokens go on in between."""
 REPLAY_PAUSE_S = 1.0
 """Between two requests; batches that come meanwhile wait in the socket."""
 RECONNECT_MS = 200
@@ -58,8 +60,8 @@ class KvEventFollower:
         while self._addresses.follow is not None:
             try:
                 await self._follow(self._addresses.follow)
-            except zmq.ZMQError as error:
-                log.warning("KV events at %s: %s", self._addresses.follow, error)
+            except* zmq.ZMQError as errors:  # a group: its tasks end together
+                log.warning("KV events at %s: %s", self._addresses.follow, errors.exceptions[0])
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self, address: str) -> None:
@@ -75,6 +77,7 @@ class KvEventFollower:
                     await self._take(await news.get())
             finally:
                 socket.disable_monitor()
+                monitor.close(linger=0)
 
     async def _take(self, frames: list[bytes] | None) -> None:
         """What came is read; None is a new connection, and behind it may be another engine than before."""
@@ -103,7 +106,9 @@ class KvEventFollower:
                             self._reader.note_bad()
                         else:
                             repeated.append(batch)
-        self._reader.take_repeated(repeated)
+        for start in range(0, len(repeated), REPLAY_LOT):
+            self._reader.take_repeated(repeated[start : start + REPLAY_LOT])
+            await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
     async def _socket(self, kind: int) -> AsyncIterator[zmq.asyncio.Socket]:

@@ -10,9 +10,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pdd.core.errors import ConnectionLostError, EngineError, NoEndpointError, PddError, RemoteProtocolError
+from pdd.core.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    EngineError,
+    NoEndpointError,
+    PddError,
+    RemoteProtocolError,
+)
 from pdd.wire.parsing import Close, Feed, Message, MessageBuffer, Open, Parsed, Whole, pack
 
 MAX_UNPARSED = 64
@@ -22,11 +29,18 @@ OnParsed = Callable[[Parsed], None]
 
 
 class ParsedStream:
-    """One answer at the parse process."""
+    """One answer at the parse process.
 
-    def __init__(self, number: int, send: Callable[[Message], None]) -> None:
+    Args:
+        number: On this connection.
+        send: Takes messages to the process.
+        deadline_s: On the loop's clock: a process that hangs is waited for until then.
+    """
+
+    def __init__(self, number: int, send: Callable[[Message], None], *, deadline_s: float) -> None:
         self._number = number
         self._send = send
+        self._deadline_s = deadline_s
         self._waiting: deque[OnParsed] = deque()
         self._changed = asyncio.Event()
         self.error: PddError | None = None
@@ -42,7 +56,7 @@ class ParsedStream:
         """What a whole answer means.
 
         Raises:
-            EngineError: If it cannot be parsed.
+            PddError: As ``ready``.
         """
         replies: list[Parsed] = []
         self._waiting.append(replies.append)
@@ -57,10 +71,15 @@ class ParsedStream:
         Raises:
             EngineError: If the answer cannot be parsed.
             ConnectionLostError: If the process is gone.
+            DeadlineError: If it has not answered by the deadline.
         """
         while self.error is None and len(self._waiting) >= below:
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout_at(self._deadline_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                self.fail(DeadlineError("the request did not finish in time (it was being parsed)"))
         if self.error is not None:
             raise self.error
 
@@ -71,7 +90,10 @@ class ParsedStream:
             return
         then = self._waiting.popleft()
         if self.error is None:
-            then(reply)
+            try:
+                then(reply)
+            except Exception as error:  # noqa: BLE001  # a bug of ours ends this answer, not all on the connection
+                self.fail(PddError(f"internal error: {type(error).__name__}: {error}"))
         self._changed.set()
 
     def fail(self, error: PddError) -> None:
@@ -97,17 +119,19 @@ class ParserClient(asyncio.Protocol):
         self._buffer = MessageBuffer()
 
     @asynccontextmanager
-    async def answer(self, request: dict[str, Any], prompt_ids: list[int]) -> AsyncIterator[ParsedStream]:
-        """An answer to a client's request; it is forgotten when the context ends.
+    async def answer(
+        self, request: dict[str, Any], prompt_ids: list[int], *, deadline_s: float
+    ) -> AsyncIterator[ParsedStream]:
+        """An answer to a client's request, due by ``deadline_s``; it is forgotten when the context ends.
 
         Raises:
             NoEndpointError: If the process does not listen.
         """
         await self._connect()
         number = next(self._numbers)
-        stream = self._streams[number] = ParsedStream(number, self._send)
-        self._send(Open(number, request, prompt_ids))
+        stream = self._streams[number] = ParsedStream(number, self._send, deadline_s=deadline_s)
         try:
+            self._send(Open(number, request, prompt_ids))
             yield stream
         finally:
             self._streams.pop(number, None)
@@ -124,17 +148,20 @@ class ParserClient(asyncio.Protocol):
                 return
             try:
                 loop = asyncio.get_running_loop()
-                transport, _ = await loop.create_unix_connection(lambda: self, str(self._path))
+                await loop.create_unix_connection(lambda: self, str(self._path))
             except OSError as error:
                 why = error.strerror or error
                 raise NoEndpointError(f"the parsers are not ready at {self._path}: {why}") from error
-            self._transport = transport
 
     def _send(self, message: Message) -> None:
         if self._transport is not None:
             self._transport.write(pack(message))
 
     # ---- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The process is there."""
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Replies came."""

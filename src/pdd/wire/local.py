@@ -33,7 +33,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
     ``engine_id`` is vLLM's own, new with each start, for logs only: the socket says whose agent it is.
     ``primary_row_bytes`` is the distance between two slots of the primary tier, ``chunk_bytes`` how many
-    of them are payload and go into the store; ``num_primary_slots`` is how many there are.
+    of them are payload and go into the store; ``num_primary_slots`` is how many there are. ``sampler`` says
+    how penalties and seeds of another engine go on (``pdd.wire.carried``); empty: they do not.
     """
 
     version: int
@@ -43,6 +44,7 @@ class Hello(Message, frozen=True, tag="hello"):
     chunk_tokens: int
     primary_row_bytes: int
     num_primary_slots: int
+    sampler: str = ""
 
 
 class BeginTransfer(Message, frozen=True, tag="begin"):

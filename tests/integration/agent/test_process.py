@@ -47,6 +47,7 @@ def test_the_control_api_from_order_to_release(fleet: Fleet) -> None:
     assert state == {
         "engine_id": "p0",
         "engine_connected": False,
+        "sampler": None,
         "fingerprint": None,
         "chunk_tokens": None,
         "chunk_bytes": None,
@@ -56,7 +57,8 @@ def test_the_control_api_from_order_to_release(fleet: Fleet) -> None:
         "refused": {},
         "refused_lately": [],
     }
-    main, prefill = md.engine(), p.engine()
+    main, prefill = md.engine(sampler="v2"), p.engine()
+    assert [call(agent, "/v1/state")[1]["sampler"] for agent in (md, p)] == ["v2", ""]
     events = EventReader(p.control_url)
     assert events.wait("hello")["agent"] == "p0"
     events.wait("engine", connected=True)

@@ -17,7 +17,7 @@ from tests.kit.fake_agent import FakeAgent
 from pdd.core.errors import ConfigurationError
 from pdd.core.fingerprint import FIELDS
 from pdd.engine import vllm_api
-from pdd.engine.shape import SHAPE_KEY, CacheGroup, CacheShape, Kind
+from pdd.engine.shape import SAMPLER_KEY, SHAPE_KEY, CacheGroup, CacheShape, Kind
 from pdd.engine.spec import PddOffloadingSpec
 from pdd.engine.vllm_api import LookupResult, OffloadPolicy, ReqContext, ScheduleEndContext
 from pdd.wire.local import BeginTransfer, FinishRequest, StoreChunks, Touch
@@ -50,6 +50,7 @@ def offloading_config(socket: Path, **changes: Any) -> Any:
             "cpu_bytes_to_use": NUM_SLOTS * CHUNK_BYTES,
             "secondary_tiers": [tier],
             SHAPE_KEY: CacheShape(groups=(CacheGroup(kind=Kind.FULL, block_tokens=32),)),
+            SAMPLER_KEY: "v1",
         },
         engine_id=f"pdd-test-{uuid.uuid4().hex[:8]}",
         model=OffloadingModelConfig(name="no-such-model", dtype="float32"),
@@ -182,6 +183,7 @@ def test_the_engine_introduces_itself(agent: FakeAgent, scheduler: Scheduler) ->
     assert tuple(hello.fingerprint) == FIELDS
     assert hello.fingerprint["hash"] == "sha256_cbor/0"
     assert hello.fingerprint["platform"].startswith("cpu/")
+    assert hello.sampler == "v1"
     assert (hello.chunk_bytes, hello.chunk_tokens, hello.num_primary_slots) == (
         CHUNK_BYTES,
         CHUNK_TOKENS,

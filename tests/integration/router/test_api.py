@@ -320,6 +320,18 @@ async def test_seeds_and_penalties_are_relayed_where_every_engine_continues_them
         assert answer.headers["x-pdd-reason"] == f"not_relayable:{reason}"
 
 
+@pytest.mark.parametrize("sampler", ["", "v2"])
+async def test_an_engine_that_says_it_samples_otherwise_keeps_seeds_from_being_relayed(sampler: str) -> None:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
+        agent = bed.agents["md0"]
+        agent.sampler = sampler
+        await agent.say("engine", connected=True)
+        heard = bed.router.fleet.engines["md0"].agent
+        await bed.until(lambda: heard.sampler == sampler)
+        answer = await bed.post("/v1/chat/completions", messages=USER, max_tokens=5, seed=3, temperature=1.0)
+        assert answer.headers["x-pdd-reason"] == "not_relayable:seed"
+
+
 async def test_single_token_bad_words_are_relayed() -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
         answer = await bed.post("/v1/chat/completions", messages=USER, max_tokens=5, seed=1, temperature=0)

@@ -12,6 +12,7 @@ from tests.kit.bed import Bed, bed_config, running_bed
 
 from pdd.config.follow import follow_config
 from pdd.config.schema import PddConfig
+from pdd.router import fleet as router_fleet
 
 TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
 TWO_OF_ALL = {**TWO_PREFILLS, "rld1": ("relay", "a"), "md1": ("main", "c")}
@@ -174,6 +175,32 @@ async def test_engines_come_and_go_with_the_file_and_no_request_is_lost(tmp_path
         await bed.until_free()
 
 
+async def test_an_engine_that_moves_and_moves_back_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_fleet, "LATE_NEWS_S", 0.0)
+    async with running_bed(router={"request_timeout_s": 0.05}) as bed:
+        config = bed.router.config
+        moved = [e.model_copy(update={"port": 1}) if e.id == "md0" else e for e in config.engines]
+        bed.router.fleet.apply(config.model_copy(update={"engines": tuple(moved)}))
+        bed.router.fleet.apply(config)
+
+        def num_watches() -> int:
+            return sum(task.get_name() == "health md0" for task in asyncio.all_tasks())
+
+        await bed.until(lambda: num_watches() == 1)
+        await until_ready(bed)
+
+
+async def test_a_watch_that_ends_by_a_bug_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stumble(_state: router_fleet.EngineState) -> None:
+        raise ValueError("stumbled")
+
+    monkeypatch.setattr(router_fleet.EngineState, "follow_caches", stumble)
+    async with running_bed():
+        assert "caches md0" in caplog.text
+
+
 async def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
     async with running_bed() as bed:
         path = tmp_path / "pdd.toml"
@@ -181,8 +208,8 @@ async def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
         applied: list[Any] = []
         follower = asyncio.create_task(follow_config(path, applied.append, poll_s=0.01))
         await asyncio.sleep(0.05)
-        for text in ("[model", "[model]\npath = 1", ""):
-            path.write_text(text)
+        for text in ("[model", "[model]\npath = 1", "", "[model]\nname = 'caf\xe9'"):
+            path.write_text(text, encoding="latin-1")
             await asyncio.sleep(0.05)
         path.unlink()
         await asyncio.sleep(0.05)

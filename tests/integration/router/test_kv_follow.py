@@ -13,6 +13,7 @@ from tests.kit.fake_events import FakePublisher, batch, stored
 
 from pdd.config.load import KvEventAddresses
 from pdd.core.block_hash import BlockHasher
+from pdd.router import kv_follow
 from pdd.router.belief import CacheBelief
 from pdd.router.kv_events import KvEventReader
 from pdd.router.kv_follow import KvEventFollower
@@ -105,6 +106,24 @@ async def test_frames_that_are_no_batch_harm_nobody(following: Following) -> Non
     await following.publisher.send([b"topic", (2).to_bytes(8, "big"), batch([stored(tokens(9), HASHER)])])
     await following.until(seq=3, blocks=1)
     assert following.reader.counts["bad"] == 5
+
+
+async def test_an_address_that_cannot_be_connected_to_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kv_follow, "RETRY_S", 0.01)
+    context = zmq.asyncio.Context()
+    addresses = KvEventAddresses(publish="", publish_replay="", follow="no://address", follow_replay=None)
+    reader = KvEventReader(engine_id="md0", belief=CacheBelief(max_blocks=1), hasher=HASHER)
+    task = asyncio.create_task(KvEventFollower(context=context, addresses=addresses, reader=reader).run())
+    async with asyncio.timeout(5):
+        while len(caplog.records) < 3 and not task.done():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
+    assert not task.done()
+    assert "KV events at no://address: " in caplog.text
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    context.destroy(linger=0)
 
 
 async def test_follows_vllms_own_publisher(tmp_path: Path) -> None:

@@ -33,10 +33,18 @@ class Echo:
         return dict(self.feed(text, ids, finished=True) or {})
 
 
+class Mute(ParseConnection):
+    """A process that hangs."""
+
+    def data_received(self, data: bytes) -> None:
+        pass
+
+
 class Parsers:
     """Makes answers; knobs may be turned at any time."""
 
     def __init__(self) -> None:
+        self.hangs = False
         self.stumble_at: int | None = None
         self.connections: list[ParseConnection] = []
 
@@ -46,7 +54,7 @@ class Parsers:
         return Echo(self.stumble_at)
 
     def connect(self) -> ParseConnection:
-        self.connections.append(ParseConnection(self))
+        self.connections.append(Mute(self) if self.hangs else ParseConnection(self))
         return self.connections[-1]
 
     def cut(self) -> None:
@@ -55,10 +63,11 @@ class Parsers:
 
 
 @contextlib.asynccontextmanager
-async def echoing_bed(folder: Path) -> AsyncIterator[tuple[Bed, Parsers]]:
+async def echoing_bed(folder: Path, **sections: Any) -> AsyncIterator[tuple[Bed, Parsers]]:
     parsers = Parsers()
     server = await asyncio.get_running_loop().create_unix_server(parsers.connect, str(folder / "parser.sock"))
-    async with server, running_bed(run_dir=str(folder), parsers={"tool_call_parser": "x"}) as bed:
+    given: dict[str, Any] = {"run_dir": str(folder), "parsers": {"tool_call_parser": "x"}, **sections}
+    async with server, running_bed(**given) as bed:
         yield bed, parsers
         parsers.cut()
 
@@ -106,3 +115,25 @@ async def test_a_lost_process_ends_its_answers_and_serves_the_next_ones(tmp_path
         assert "the parsers were lost" in events[-1]["error"]["message"]
         await bed.until_free()
         assert (await ask(bed))[1][-1] == "[DONE]"
+
+
+async def test_a_process_that_hangs_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    async with echoing_bed(tmp_path, router={"request_timeout_s": 1.0}) as (bed, parsers):
+        parsers.hangs = True
+        status, (body,) = await ask(bed, stream=False)
+        assert (status, body["error"]["message"][:32]) == (504, "the request did not finish in ti")
+        _, events = await ask(bed)
+        assert "did not finish in time" in events[-1]["error"]["message"]
+        await bed.until_free()
+        parsers.hangs = False
+        parsers.cut()
+        assert (await ask(bed))[1][-1] == "[DONE]"
+
+
+async def test_what_is_refused_before_it_runs_leaves_no_record_that_never_ends(tmp_path: Path) -> None:
+    async with running_bed(run_dir=str(tmp_path), parsers={"tool_call_parser": "x"}) as bed:
+        status, (body,) = await ask(bed, stream=False)
+        assert (status, body["error"]["message"][:25]) == (503, "the parsers are not ready")
+        answer = await bed.post("/v1/completions", prompt=["short", "long " * 1200], max_tokens=5)
+        assert answer.status == 400
+        assert bed.router.records.all() == []

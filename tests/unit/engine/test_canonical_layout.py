@@ -25,6 +25,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCacheTensor 
 
 from pdd.core.errors import ConfigurationError, UnsupportedModelError  # noqa: E402
 from pdd.engine import connector  # noqa: E402
+from pdd.engine.command import CARRIERS  # noqa: E402
 from pdd.engine.host_copy import HostCopyWorker, check_portable  # noqa: E402
 from pdd.engine.shape import Kind  # noqa: E402
 from pdd.engine.vllm_api import (  # noqa: E402
@@ -214,6 +215,14 @@ def test_the_shape_says_kinds_windows_and_shares() -> None:
     assert connector.cache_shape(model_config(2), kv_config(full)).num_shards == 1
     assert connector.cache_shape(model_config(128), kv_config(latent)).num_shards == 1
     assert str(connector.cache_shape(model_config(1), kv_config(latent))) == "latent"
+
+
+def test_the_connector_says_how_penalties_and_seeds_go_on() -> None:
+    penalties, draws = CARRIERS["v1"]
+    assert connector.sampler([draws, "mine:Own", penalties]) == "v1"
+    assert connector.sampler(CARRIERS["v2"]) == "v2"
+    for lacking in (None, [], [penalties], ["mine:Own"], [SimpleNamespace]):
+        assert connector.sampler(lacking) == ""
 
 
 @pytest.mark.parametrize("role", list(KVConnectorRole))

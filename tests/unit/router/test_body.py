@@ -5,7 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdd.router.api.body import UNSUPPORTED, ChatBody, CompletionBody, forwarded, read_chat, read_completion
+from pdd.router.api.body import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    forwarded,
+    parse_json,
+    read_chat,
+    read_completion,
+)
 from pdd.router.api.errors import BadRequestError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -29,6 +37,19 @@ def test_what_is_not_supported_is_refused_by_name(name: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         read(values)
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b'{"a": "\xff"}', b"[" * 100_000]
+)
+def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(BadRequestError, match="JSON"):
+        parse_json(raw)
+
+
+def test_json_is_read_as_it_is() -> None:
+    raw = '{"emoji": "\\ud83d\\ude00", "big": 100000000000000000000, "text": "ü"}'.encode()
+    assert parse_json(raw) == {"emoji": "😀", "big": 10**20, "text": "ü"}
 
 
 def test_parameters_of_the_router_cannot_be_smuggled_in() -> None:

@@ -77,6 +77,16 @@ async def test_a_more_urgent_one_displaces_the_least_urgent_of_a_full_queue() ->
     assert guests.entered == ["a", "d", "b"]
 
 
+async def test_one_that_leaves_at_the_moment_it_is_displaced_hurts_nobody() -> None:
+    guests = Guests(door(queue_size=1))
+    tasks = [await guests.send(name, priority) for name, priority in (("a", 0), ("b", 2))]
+    guests.leave.set()
+    tasks[1].cancel()
+    await guests.come("c", 1)  # in the same turn of the event loop
+    await tasks[0]
+    assert guests.entered == ["a", "c"]
+
+
 async def test_who_leaves_the_queue_or_waits_in_vain_takes_no_turn() -> None:
     guests = Guests(door(queue_size=9))
     first = await guests.send("a")

@@ -194,7 +194,7 @@ class Agent:
             self._say({"event": "hello", "agent": self._id, "seq": self._seq})
         elif path == "/v1/state":
             state = {"engine_id": self._id, "engine_connected": True, "chunk_tokens": frames.CHUNK_TOKENS}
-            connection.answer({**state, "chunk_bytes": frames.CHUNK_BYTES, "peers": []})
+            connection.answer({**state, "sampler": "v1", "chunk_bytes": frames.CHUNK_BYTES, "peers": []})
         else:
             connection.answer({})
 

@@ -7,7 +7,6 @@ Source:
     vllm/entrypoints/openai/{chat_completion,completion}/protocol.py@0.32.0.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -151,11 +150,12 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """The body as an object.
 
     Raises:
-        BadRequestError: If it is not JSON, or not an object.
+        BadRequestError: If it is not JSON, or not an object. Python's own parser is not strict: what it lets
+            pass (``NaN``, half a surrogate pair) cannot be sent on.
     """
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadRequestError("the body must be a JSON object")

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -114,12 +115,12 @@ class GenerateHandler:
             timeout_s=self._timeout_s(request),
             engine_headers={n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers},
         )
+        deadline_s = asked.arrived_s + asked.timeout_s
         try:
-            async with asyncio.timeout_at(asked.arrived_s + asked.timeout_s):
+            async with asyncio.timeout_at(deadline_s):
                 rendered = await self._render(asked.id, api, values)
         except TimeoutError:
             raise DeadlineError("the request did not finish in time (it was rendering)") from None
-        runs = self._factory.plan(asked, rendered)
         shape = Shape(
             api=api,
             id=f"{'chatcmpl' if api == 'chat' else 'cmpl'}-{asked.id}",
@@ -127,14 +128,16 @@ class GenerateHandler:
             logprobs=self._logprobs(body),
             token_ids=bool(body.return_token_ids),
         )
-        record = runs[0].driver.record
-        headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
         async with AsyncExitStack() as stack:
+            answer = partial(self._services.parser.answer, values, deadline_s=deadline_s)
             parsed = [
-                await stack.enter_async_context(self._services.parser.answer(values, run.choice.prompt_ids))
-                for run in runs
-                if self._is_parsed(body)
+                await stack.enter_async_context(answer(prompt.token_ids))
+                for prompt in (rendered if self._is_parsed(body) else ())
+                for _ in range(body.n or 1)
             ]
+            runs = self._factory.plan(asked, rendered)
+            record = runs[0].driver.record
+            headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
             reply = Reply(body=body, shape=shape, runs=runs, parsed=parsed, headers=headers)
             return await (self._stream(request, reply) if body.stream else self._whole(reply))
 

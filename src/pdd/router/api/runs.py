@@ -73,6 +73,8 @@ class RunFactory:
                     index=index, prompt_ids=rendered.token_ids, echo_text=self._echo(body, rendered)
                 )
                 runs.append(Run(choice=choice, driver=driver))
+        for run in runs:  # only now: what has a record is run, and ends it
+            self._records.add(run.driver.record)
         return runs
 
     def _relayable(self, body: Body, rendered: Rendered) -> RelayDecision:
@@ -86,7 +88,7 @@ class RunFactory:
             multimodal=rendered.multimodal,
             echo=bool(body.echo),
             multi_token_bad_words=any(len(encoding.ids) > 1 for encoding in encoded),
-            sampler_state_carried=self._services.config.carries_sampler_state,
+            sampler_state_carried=self._services.fleet.carries_sampler_state,
         )
 
     def _check_length(self, body: Body, rendered: Rendered, planning: Planning, max_tokens: int) -> int:
@@ -126,7 +128,6 @@ class RunFactory:
             outlier=planning.outlier.is_outlier,
             predicted_wan_s=decision.predicted_wan_s if decision.predicted_wan_s != float("inf") else None,
         )
-        self._records.add(record)
         metrics = self._services.metrics
         metrics.decisions.labels(path=decision.pipeline, reason=decision.reason).inc()
         if planning.relayable.reason is not None:

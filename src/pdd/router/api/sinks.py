@@ -127,6 +127,7 @@ class ParsedSink:
         self._named_tool = named_tool
         self._bare = bare
         self._called = False
+        self._is_taken = True
 
     def put(self, piece: Piece) -> bool:
         """Send the piece; its event is written when it comes back."""
@@ -137,7 +138,7 @@ class ParsedSink:
         go_on = self._parsed.feed(
             piece.text, ids, finished=piece.finish is not None, then=lambda reply: self._write(piece, reply)
         )
-        return go_on and not is_first  # the headers wait for ``ready``
+        return go_on and self._is_taken and not is_first  # the headers wait for ``ready``
 
     def put_text(self, text: str, num_tokens: int) -> bool:
         """Never asked for: parsers want token IDs."""
@@ -147,6 +148,7 @@ class ParsedSink:
         """The client has taken what was parsed, and not too much is on its way."""
         await self._parsed.ready()
         await self._inner.ready()
+        self._is_taken = True
 
     async def finish(self) -> None:
         """All pieces have come back."""
@@ -164,7 +166,7 @@ class ParsedSink:
             piece = msgspec.structs.replace(piece, finish="tool_calls")
             choice.finish = "tool_calls"
         if delta or piece.finish is not None or (piece.tokens and self._inner.tells_tokens):
-            self._inner.write(piece, {"delta": delta or {}})
+            self._is_taken = self._inner.write(piece, {"delta": delta or {}})
 
 
 async def run_all(runs: Sequence[tuple[Run, Sink]]) -> None:
@@ -177,5 +179,5 @@ async def run_all(runs: Sequence[tuple[Run, Sink]]) -> None:
         async with asyncio.TaskGroup() as group:
             for run, sink in runs:
                 group.create_task(run.driver.run(sink))
-    except* PddError as errors:
+    except* (PddError, ConnectionError) as errors:  # the latter: the client is gone
         raise errors.exceptions[0] from None

@@ -52,18 +52,18 @@ class TransferLog:
         self._post = None
 
     def listener(self, attempt: int, prefill: str, targets: tuple[str, ...]) -> Callable[[AgentEvent], None]:
-        """A listener for the events of one attempt's transfer."""
+        """A listener for the events of one attempt's transfer, also when its engines are long forgotten."""
+        is_wan = {peer: self._is_wan(prefill, peer) for peer in targets}
 
         def listen(event: AgentEvent) -> None:
             peers = targets if event.get("peer") is None else (event["peer"],)
             for peer in peers:
-                self._take(attempt, prefill, peer, event)
+                self._take(attempt, prefill, peer, event, wan=is_wan.get(peer, False))
 
         return listen
 
-    def _take(self, attempt: int, prefill: str, peer: str, event: AgentEvent) -> None:
+    def _take(self, attempt: int, prefill: str, peer: str, event: AgentEvent, *, wan: bool) -> None:
         kind = event["event"]
-        wan = self._is_wan(prefill, peer)
         if wan:
             self._count_bytes(attempt, prefill, peer, event)
         if kind == "stalled" and (attempt, peer) not in self._ended:
