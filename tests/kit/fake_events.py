@@ -13,7 +13,7 @@ import zmq.asyncio
 from pdd.config.load import KvEventAddresses
 from pdd.core.block_hash import BlockHasher
 from pdd.router.belief import block_name
-from pdd.router.kv_follow import NO_MORE
+from pdd.router.kv_follow import NO_MORE, end_context
 
 Event = dict[str, Any]
 
@@ -90,7 +90,9 @@ class FakePublisher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._context.destroy(linger=0)
+        self._publisher.close(linger=0)
+        self._replay.close(linger=0)
+        end_context(self._context)
 
     async def publish(self, *events: Event, ts: float | None = None) -> None:
         """One batch of events."""

@@ -23,7 +23,7 @@ from pdd.router.belief import CacheBelief, PromptBlocks
 from pdd.router.engines import EngineClient
 from pdd.router.history import OutputHistory
 from pdd.router.kv_events import KvEventReader, block_hasher
-from pdd.router.kv_follow import KvEventFollower
+from pdd.router.kv_follow import KvEventFollower, end_context
 from pdd.router.scrape import MetricsPage
 
 log = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ class Fleet:
             self._readiness.cancel()
         for state in list(self._watches):
             await self._end(state)
-        self._zmq.destroy(linger=0)
+        end_context(self._zmq)
 
     async def _end(self, state: EngineState) -> None:
         tasks = self._watches.pop(state)

@@ -11,6 +11,7 @@ Source:
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator
 
 import zmq
@@ -37,6 +38,15 @@ MAX_QUEUED = 1000
 """Between the socket and the reader; the rest waits in the socket."""
 MAX_WAITING_BATCHES = 100_000
 """In the socket; as many as vLLM keeps on its side."""
+
+
+def end_context(context: zmq.asyncio.Context) -> None:
+    """The context, whose sockets are all closed, ends in a thread of its own.
+
+    ZeroMQ waits there for its own threads, in C code that no timeout or signal interrupts: an event loop must
+    not wait for that.
+    """
+    threading.Thread(target=context.term, name="zmq-end", daemon=True).start()
 
 
 class KvEventFollower:

@@ -16,7 +16,7 @@ from pdd.core.block_hash import BlockHasher
 from pdd.router import kv_follow
 from pdd.router.belief import CacheBelief
 from pdd.router.kv_events import KvEventReader
-from pdd.router.kv_follow import KvEventFollower
+from pdd.router.kv_follow import KvEventFollower, end_context
 
 HASHER = BlockHasher(algo="sha256_cbor", seed="0", block_tokens=4)
 TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
@@ -69,7 +69,7 @@ async def following(tmp_path: Path) -> AsyncIterator[Following]:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await it.publisher.stop()
-        context.destroy(linger=0)
+        end_context(context)
 
 
 async def test_what_was_published_before_the_router_came_is_known(following: Following) -> None:
@@ -123,7 +123,7 @@ async def test_an_address_that_cannot_be_connected_to_is_tried_again(
     assert "KV events at no://address: " in caplog.text
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    context.destroy(linger=0)
+    end_context(context)
 
 
 async def test_follows_vllms_own_publisher(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_follows_vllms_own_publisher(tmp_path: Path) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         publisher.shutdown()
-        context.destroy(linger=0)
+        end_context(context)
     # Those before the connection come as a repetition, or live if they were published late: none is lost.
     assert set(it.reader.counts) <= {"read", "repeated"}
     assert it.reader.counts["read"] >= 1
