@@ -22,7 +22,7 @@ demo: install-cpu
 
 # Two processes, files whole and in order: end to end comes last and has the machine to itself.
 test: lint
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 # Half an hour of random trouble on fake engines, then KILLS kills of real ones (a quarter of an hour for 40 on two cores),
 # then the faults and state machines of the WAN tier, SCALE times as long as in `make test`.
