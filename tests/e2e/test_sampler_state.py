@@ -22,7 +22,8 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.2, "allowed_token_ids": FEW_TOKENS,
     },
 }  # fmt: skip
-MAX_TOKENS = 60
+MAX_TOKENS = 160
+"""So many that RLD is not at the end when the KV has crossed, also on a busy machine."""
 
 
 async def held_until(fleet: Fleet, mode: str, prompt: list[int], gap: int, **sampling: Any) -> Answer:

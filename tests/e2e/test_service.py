@@ -107,9 +107,9 @@ async def test_a_prompt_at_the_limit_is_answered(fleet: Fleet) -> None:
 
 async def test_what_cannot_be_relayed_goes_p_md_and_says_so(fleet: Fleet) -> None:
     prompt = random_prompt(100, seed=720)
-    answer = await fleet.router("auto").complete(prompt, max_tokens=12, frequency_penalty=0.5)
+    answer = await fleet.router("auto").complete(prompt, max_tokens=12, bad_words=["no such saying"])
     assert answer.headers["x-pdd-pipeline"] == "p-md"
-    assert "frequency_penalty" in answer.headers["x-pdd-reason"]
+    assert "bad_words" in answer.headers["x-pdd-reason"]
     assert len(answer.tokens) == 12
 
 
