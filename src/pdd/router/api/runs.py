@@ -12,10 +12,11 @@ from pdd.router.api.errors import BadRequestError
 from pdd.router.api.shapes import Choice
 from pdd.router.api.sinks import Run
 from pdd.router.detokenize import TextOptions
+from pdd.router.kv_events import block_hasher
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.driver import RequestDriver, Services
 from pdd.router.request.job import Job, Rendered
-from pdd.router.request.planning import Planner, Planning, block_hasher, prompt_keys
+from pdd.router.request.planning import Planner, Planning, prompt_keys
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""

@@ -15,7 +15,6 @@ from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.belief import PromptBlocks, block_name
 from pdd.router.decisions import DecisionLog
 from pdd.router.fleet import Fleet
-from pdd.router.kv_events import block_hasher as block_hasher  # also for who makes the planner
 from pdd.router.request.events import EnginesNow, Plan
 from pdd.router.request.job import Rendered
 
