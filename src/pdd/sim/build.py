@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from pdd.policy.wan_order import OrderParams
 from pdd.sim.decisions import Crossing
@@ -22,27 +23,13 @@ def build_pools(
 ) -> tuple[PrefillPool, PrefillPool | None]:
     """The prefill engines of site A, and for PrfaaS those beside decode, which send nothing over the line."""
     fleet = parts.scenario.fleet
-    is_pooled = fleet.prefill_cache == "pool"
-    remote = PrefillPool(
-        kernel,
-        parts.role(fleet.prefill, "prefill"),
-        workload,
-        paths,
-        pooled_cache=is_pooled,
-        on_sendable=on_sendable,
-        on_done=on_done,
+    pool = partial(
+        PrefillPool, kernel, workload=workload, paths=paths, pooled_cache=fleet.prefill_cache == "pool"
     )
+    remote = pool(parts.role(fleet.prefill, "prefill"), on_sendable=on_sendable, on_done=on_done)
     if fleet.architecture != "prfaas" or fleet.local_prefill is None:
         return remote, None
-    local = PrefillPool(
-        kernel,
-        parts.role(fleet.local_prefill, "local_prefill"),
-        workload,
-        paths,
-        pooled_cache=is_pooled,
-        on_sendable=_ignore,
-        on_done=on_done,
-    )
+    local = pool(parts.role(fleet.local_prefill, "local_prefill"), on_sendable=_ignore, on_done=on_done)
     return remote, local
 
 
