@@ -16,6 +16,10 @@ VOCABULARY = range(100, 49_000)
 """Token IDs of the test tokenizer that are ordinary text, clear of the special ones."""
 
 
+HANDED_OVER_TOKENS = 160
+"""An answer so long that MD takes it over on a busy machine, too, before RLD has said all of it."""
+
+
 def random_prompt(num_tokens: int, seed: int) -> list[int]:
     """``num_tokens`` token IDs that no other seed shares a prefix with."""
     return random.Random(f"{seed}/{num_tokens}").choices(VOCABULARY, k=num_tokens)

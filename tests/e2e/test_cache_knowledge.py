@@ -2,7 +2,7 @@
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.e2e.client import random_prompt, wait_until
+from tests.e2e.client import HANDED_OVER_TOKENS, random_prompt, wait_until
 from tests.e2e.fleet import CHUNK_TOKENS, Fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -44,7 +44,7 @@ async def test_the_second_turns_hits_are_predicted_to_the_block(fleet: Fleet, mo
 
     await wait_until(is_known, what="the router hearing what MD stored", timeout_s=20)
     second = [*first, *one.tokens, *random_prompt(100, seed=9100 + len(mode))]
-    two = await router.complete(second, max_tokens=4)
+    two = await router.complete(second, max_tokens=HANDED_OVER_TOKENS)
     assert abs(two.record["predicted_cached_tokens"] - two.record["cached_tokens"]) <= CHUNK_TOKENS
     assert two.record["cached_tokens"] >= len(first) - CHUNK_TOKENS
     request_id = two.headers["X-Request-Id"]

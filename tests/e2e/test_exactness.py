@@ -90,17 +90,21 @@ async def test_gaps_forced_by_the_line(fleet: Fleet, mode: str, gap: int) -> Non
 @pytest.mark.parametrize("mode", MODES)
 async def test_turns_of_a_conversation_send_only_what_is_new(fleet: Fleet, mode: str) -> None:
     history = random_prompt(500, seed=200 + MODES.index(mode))
+    landed, compared = False, 0
     for turn in range(4):
         answer = await fleet.router(mode).complete(history, max_tokens=40)
         await check(answer, history, fleet.reference, max_tokens=40)
-        if turn:
+        if landed:  # on a busy machine RLD may say its last word first, and that ends the transfer
+            compared += 1
             new_chunks = len(history) // CHUNK_TOKENS - (len(history) - 40 - 23) // CHUNK_TOKENS
             assert (
                 answer.record["wan_bytes"]
                 <= (new_chunks + 1) * fleet.chunk_bytes * MISSING_OVERHEAD_RATIO + 2048
             )
             assert answer.record["wan_bytes_without_drc"] == len(history) // CHUNK_TOKENS * fleet.chunk_bytes
+        landed = answer.record["wan_landed_s"] is not None
         history = [*history, *answer.tokens, *random_prompt(23, seed=turn)]
+    assert compared
 
 
 @pytest.mark.parametrize("mode", MODES)

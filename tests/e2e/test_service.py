@@ -6,7 +6,7 @@ import time
 import aiohttp
 import openai
 import pytest
-from tests.e2e.client import random_prompt, wait_until
+from tests.e2e.client import HANDED_OVER_TOKENS, random_prompt, wait_until
 from tests.e2e.fleet import CHUNK_TOKENS, Fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -174,12 +174,12 @@ async def test_transfers_in_flight_do_not_wake_the_main_engine(fleet: Fleet) -> 
 
 async def test_a_restarted_main_engine_finds_its_prefix_in_the_agents_store(fleet: Fleet) -> None:
     history = random_prompt(640, seed=760)
-    first = await fleet.router("one-shot").complete(history, max_tokens=40)
+    first = await fleet.router("one-shot").complete(history, max_tokens=HANDED_OVER_TOKENS)
     history = [*history, *first.tokens, *random_prompt(20, seed=761)]
     fleet.kill_engine("md0")
     await fleet.wait_engine_restarted("md0")
-    answer = await fleet.router("one-shot").complete(history, max_tokens=30)
-    assert answer.tokens == await fleet.reference.complete(history, max_tokens=30)
+    answer = await fleet.router("one-shot").complete(history, max_tokens=HANDED_OVER_TOKENS)
+    assert answer.tokens == await fleet.reference.complete(history, max_tokens=HANDED_OVER_TOKENS)
     assert answer.record["md_cached_tokens"] >= 640
     assert answer.record["wan_bytes"] <= 3 * fleet.chunk_bytes
 

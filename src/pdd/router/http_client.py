@@ -309,9 +309,12 @@ class HttpClient:
         self._head = header_lines({"Host": parts.netloc.rpartition("@")[2], **headers})
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         for connection in list(self._all):
             connection.abort()
         await asyncio.sleep(0)  # the event loop closes them in its next turn
@@ -335,7 +338,7 @@ class HttpClient:
             body: JSON.
             headers: More headers.
             on_bytes: Reader of the body if the status is 200; without one, it is collected.
-            pooled: Whether a connection that was used before may be used.
+            pooled: Whether the connection may have been used before, and may be used again.
 
         Raises:
             ConnectError: If nobody answers at the address.
@@ -363,12 +366,12 @@ class HttpClient:
                 await connection.head()
             yield connection
         finally:
-            connection.release()
+            if pooled:
+                connection.release()
+            else:
+                connection.abort()
 
     def _take(self) -> Connection | None:
-        oldest_s = asyncio.get_running_loop().time() - POOL_IDLE_S
-        while self._idle and self._idle[0].idle_since_s < oldest_s:
-            self._idle.pop(0).abort()
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
@@ -380,7 +383,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(on_free=self._idle.append, on_lost=self._forget),
+                    lambda: Connection(on_free=self._rest, on_lost=self._forget),
                     self._host,
                     self._port,
                     ssl=self._ssl,
@@ -391,6 +394,19 @@ class HttpClient:
             raise ConnectError(str(error.strerror or error)) from error
         self._all.add(connection)
         return connection
+
+    def _rest(self, connection: Connection) -> None:
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._close_rested()
+
+    def _close_rested(self) -> None:
+        """Close what rested too long, and come back for the one that has rested longest."""
+        loop = asyncio.get_running_loop()
+        while self._idle and self._idle[0].idle_since_s + POOL_IDLE_S <= loop.time():
+            self._idle.pop(0).abort()
+        due_s = self._idle[0].idle_since_s + POOL_IDLE_S if self._idle else None
+        self._sweep = None if due_s is None else loop.call_at(due_s, self._close_rested)
 
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
