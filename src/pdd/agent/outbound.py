@@ -9,11 +9,11 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pdd.agent.events import EventLog
-from pdd.agent.outbound_transfer import Leg, OutboundTransfer
+from pdd.agent.outbound_leg import Leg
 from pdd.agent.peer import PeerLink
 from pdd.agent.send_queue import Urgency
 from pdd.agent.store import ChunkStore
@@ -30,6 +30,39 @@ class StoredChunk:
 
     key: bytes
     end_tokens: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OutboundTransfer:
+    """The KV of one prompt on its way to its targets."""
+
+    id: str
+    rank: int
+    """Its place among all that were begun."""
+    num_expected: int
+    num_tokens: int
+    """Of the prompt that all chunks together hold."""
+    begun_s: float
+    urgency: Urgency
+    keys: list[bytes] = field(default_factory=list)
+    """Of the chunks so far, as far as the prefix is closed."""
+    early: dict[int, bytes] = field(default_factory=dict)
+    """Chunks seen before the ones in front of them."""
+    leased: list[bytes] = field(default_factory=list)
+    legs: dict[str, Leg] = field(default_factory=dict)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any leg can still land."""
+        return any(leg.machine.is_active for leg in self.legs.values())
+
+    def stop(self, peers: Sequence[str] | None = None, *, reason: str, detail: str = "") -> list[str]:
+        """The named legs, or all, have failed; returns which were open."""
+        legs = [leg for leg in self.legs.values() if peers is None or leg.peer in peers]
+        stopped = [leg for leg in legs if leg.machine.is_active]
+        for leg in stopped:
+            leg.stop(reason=reason, detail=detail)
+        return [leg.peer for leg in stopped]
 
 
 class Outbound:
@@ -51,9 +84,13 @@ class Outbound:
         """Legs ended, by outcome (``landed`` or the reason), for metrics."""
 
     def set_links(self, links: Mapping[str, PeerLink]) -> None:
-        """Legs that begin later go over these."""
+        """Legs go over these from now on; those over any other, held ones too, have failed."""
         with self.lock:
             self._links = links
+            for leg in [leg for outgoing in self._transfers.values() for leg in outgoing.legs.values()]:
+                if leg.link is not links.get(leg.peer):
+                    detail = f"{leg.peer} has left the configuration, or moved in it"
+                    leg.stop(reason="peer_down", detail=detail)
 
     def begin(
         self,
@@ -76,8 +113,7 @@ class Outbound:
                 return
             self._num_begun += 1
             outgoing = OutboundTransfer(
-                transfer=transfer,
-                request=request,
+                id=transfer,
                 rank=self._num_begun,
                 num_expected=prompt_tokens // self._chunk_tokens if num_chunks is None else num_chunks,
                 num_tokens=prompt_tokens // self._chunk_tokens * self._chunk_tokens,
@@ -117,7 +153,7 @@ class Outbound:
         with self.lock:
             outgoing = self._by_request.get(request)
             if outgoing is not None:
-                _stop(outgoing, reason="store_full", detail=detail)
+                outgoing.stop(reason="store_full", detail=detail)
 
     def finished(self, request: str) -> None:
         """No more chunks come for the request; a transfer that lacks some has failed."""
@@ -126,7 +162,7 @@ class Outbound:
             if outgoing is None or len(outgoing.keys) == outgoing.num_expected:
                 return
             detail = f"{len(outgoing.keys)} of {outgoing.num_expected} chunks were seen by the request's end"
-            _stop(outgoing, reason="prefill_incomplete", detail=detail)
+            outgoing.stop(reason="prefill_incomplete", detail=detail)
 
     def cancel(self, transfer: str, peers: Sequence[str] | None) -> list[str]:
         """The named legs, or all, are cancelled; returns which were open. Remembered if it came early."""
@@ -137,7 +173,7 @@ class Outbound:
                 while len(self._early_cancels) > _HISTORY:
                     self._early_cancels.popitem(last=False)
                 return [] if peers is None else list(peers)
-            return _stop(outgoing, peers, reason="cancelled")
+            return outgoing.stop(peers, reason="cancelled")
 
     def resume(self, transfer: str) -> list[str]:
         """No leg of the transfer is held; returns which were. Remembered if it came before the order."""
@@ -157,17 +193,7 @@ class Outbound:
                 if outgoing.urgency.is_held and now_s - outgoing.begun_s > limit_s:
                     for leg in outgoing.legs.values():
                         if leg.resume():
-                            _log.warning(
-                                "transfer %s was held for %g s; it goes on", outgoing.transfer, limit_s
-                            )
-
-    def drop_link(self, link: PeerLink, *, detail: str) -> None:
-        """Every leg over the link, held ones too, has failed."""
-        with self.lock:
-            for outgoing in list(self._transfers.values()):
-                for leg in outgoing.legs.values():
-                    if leg.link is link:
-                        leg.stop(reason="peer_down", detail=detail)
+                            _log.warning("transfer %s was held for %g s; it goes on", outgoing.id, limit_s)
 
     def describe(self, transfer: str) -> dict[str, object] | None:
         """The sender's view of a transfer for the control API, if it is known here."""
@@ -186,30 +212,31 @@ class Outbound:
         """Every open leg has failed."""
         with self.lock:
             for outgoing in self._transfers.values():
-                _stop(outgoing, reason=reason, detail=detail)
+                outgoing.stop(reason=reason, detail=detail)
 
     def _begin_leg(self, outgoing: OutboundTransfer, peer: str) -> None:
-        link, chunk_bytes = self._links.get(peer), self._store.chunk_bytes
+        link = self._links.get(peer)
         leg = Leg(
             transfer=outgoing,
             peer=peer,
             link=link,
             machine=tx.Sender(
-                transfer=outgoing.transfer, chunk_bytes=chunk_bytes, piece_bytes=self._piece_bytes
+                transfer=outgoing.id,
+                chunk_bytes=self._store.chunk_bytes,
+                piece_bytes=self._piece_bytes,
             ),
-            chunk_bytes=chunk_bytes,
             events=self._events,
             on_ended=self._ended,
         )
         outgoing.legs[peer] = leg
-        cancelled = self._early_cancels.get(outgoing.transfer, frozenset())
+        cancelled = self._early_cancels.get(outgoing.id, frozenset())
         if cancelled is None or peer in cancelled:
             leg.stop(reason="cancelled", detail="before it began")
         elif link is None:
             leg.stop(reason="unknown_peer", detail=f"no other engine is called {peer!r}")
         elif outgoing.num_expected == 0:
             leg.land_empty()
-        elif outgoing.urgency.is_held and link.is_wan and outgoing.transfer not in self._early_resumes:
+        elif outgoing.urgency.is_held and link.is_wan and outgoing.id not in self._early_resumes:
             leg.is_held = True
         else:
             link.attach(leg)
@@ -226,14 +253,3 @@ class Outbound:
             if oldest is None:
                 return
             del self._transfers[oldest]
-
-
-def _stop(
-    outgoing: OutboundTransfer, peers: Sequence[str] | None = None, *, reason: str, detail: str = ""
-) -> list[str]:
-    """The named legs, or all, have failed; returns which were open."""
-    legs = [leg for leg in outgoing.legs.values() if peers is None or leg.peer in peers]
-    stopped = [leg for leg in legs if leg.machine.is_active]
-    for leg in stopped:
-        leg.stop(reason=reason, detail=detail)
-    return [leg.peer for leg in stopped]

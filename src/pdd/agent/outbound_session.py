@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pdd.agent.connection import FrameCount, Identity, read_frames
-from pdd.agent.outbound_transfer import Leg
+from pdd.agent.outbound_leg import Leg
 from pdd.agent.outbox import ControlOutbox
 from pdd.agent.send_queue import Piece, SendQueue
 from pdd.agent.stats import RoundTrip
@@ -27,7 +27,7 @@ _SILENT_S: Final = 3.0
 
 
 class OutboundSession:
-    """The connections to a peer that belong together, and the legs open on them."""
+    """See the module."""
 
     def __init__(self, link: "PeerLink", identity: Identity, control: Stream, *, accepted: HelloOk) -> None:
         self.link = link

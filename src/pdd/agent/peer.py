@@ -16,9 +16,9 @@ from pdd.agent.backoff import Backoff
 from pdd.agent.coder import LinkCoder, offered_codecs
 from pdd.agent.connection import Identity, introduce
 from pdd.agent.events import EventLog
+from pdd.agent.outbound_leg import Leg
 from pdd.agent.outbound_session import OutboundSession
 from pdd.agent.outbound_stream import OutboundStream
-from pdd.agent.outbound_transfer import Leg
 from pdd.agent.stats import LossMeter, RateMeter
 from pdd.agent.store import ChunkStore
 from pdd.config.schema import AgentConfig

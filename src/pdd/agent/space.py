@@ -80,10 +80,9 @@ class Space:
         links = {
             peer: kept.get(peer) or self._link(config, engine, transport) for peer, engine in peers.items()
         }
-        self.outbound.set_links(links)
         self.links, self._ways = links, ways
+        self.outbound.set_links(links)
         for link in gone:
-            self.outbound.drop_link(link, detail=f"{link.peer} has left the configuration, or moved in it")
             link.close()
         for engine in new:
             if own.role == "prefill" and engine.role != "prefill":

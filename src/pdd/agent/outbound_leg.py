@@ -1,4 +1,4 @@
-"""The KV of one prompt on its way out, and its leg to each target: what a leg's machine asks for is done.
+"""One transfer to one peer: its machine hears what happens, and what it asks for is done.
 
 Everything here is called under the sending side's lock (``Outbound.lock``).
 """
@@ -10,54 +10,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pdd.agent.answers import Answers
 from pdd.agent.events import EventLog
-from pdd.agent.send_queue import Piece, Urgency
+from pdd.agent.send_queue import Piece
 from pdd.policy.unasked import Position
 from pdd.wire import sender as tx
 from pdd.wire.frames import encode_control
 
 if TYPE_CHECKING:
+    from pdd.agent.outbound import OutboundTransfer
     from pdd.agent.outbound_session import OutboundSession
     from pdd.agent.peer import PeerLink
 
 _PROGRESS_PERIOD_S: Final = 0.25
 
 
-@dataclass(slots=True, eq=False)
-class OutboundTransfer:
-    """The KV of one prompt on its way to its targets."""
-
-    transfer: str
-    request: str
-    rank: int
-    num_expected: int
-    num_tokens: int
-    """Of the prompt that all chunks together hold."""
-    begun_s: float
-    urgency: Urgency
-    keys: list[bytes] = field(default_factory=list)
-    early: dict[int, bytes] = field(default_factory=dict)
-    """Chunks seen before the ones in front of them."""
-    leased: list[bytes] = field(default_factory=list)
-    legs: dict[str, "Leg"] = field(default_factory=dict)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any leg can still land."""
-        return any(leg.machine.is_active for leg in self.legs.values())
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Leg:
     """One transfer to one peer."""
 
-    transfer: OutboundTransfer
+    transfer: "OutboundTransfer"
     peer: str
     link: "PeerLink | None"
     """None if no peer has that name; such a leg only fails."""
     machine: tx.Sender
-    chunk_bytes: int
     events: EventLog
-    on_ended: Callable[[OutboundTransfer, str], None]
+    on_ended: Callable[["OutboundTransfer", str], None]
     """Called once, with the outcome: ``landed`` or why not."""
     session: "OutboundSession | None" = None
     """Where it is open now."""
@@ -102,13 +78,7 @@ class Leg:
     def describe(self) -> dict[str, Any]:
         """Its state for the control API."""
         state = "held" if self.is_held else self.machine.state.name.lower()
-        return {
-            "state": state,
-            "wan_bytes": self.wan_bytes,
-            "transfer": self.transfer.transfer,
-            "peer": self.peer,
-            **self._progress(),
-        }
+        return {"state": state, "wan_bytes": self.wan_bytes, **self._progress()}
 
     # What the link and its session tell it.
 
@@ -178,25 +148,19 @@ class Leg:
         if not self.machine.is_active:
             self.session = None  # only now: a CANCEL may follow what ended it
 
-    def _carry(
-        self, session: "OutboundSession", effect: tx.Send | tx.Enqueue | tx.Withdraw | tx.Unqueue
-    ) -> None:
-        number, transfer = self.machine.number, self.transfer
+    def _carry(self, session: "OutboundSession", effect: tx.Effect) -> None:
         match effect:
             case tx.Send(frame=frame):
                 self.wan_bytes += len(encode_control(frame))
                 session.outbox.put(frame)
             case tx.Enqueue(pieces=pieces, is_unasked=is_unasked):
                 session.link.rate.busy(time.monotonic())
-                session.queue.put(
-                    [self._piece(*piece, is_unasked=is_unasked) for piece in pieces],
-                    rank=transfer.rank,
-                    urgency=transfer.urgency,
-                )
+                queued = [self._piece(*piece, is_unasked=is_unasked) for piece in pieces]
+                session.queue.put(queued, rank=self.transfer.rank, urgency=self.transfer.urgency)
             case tx.Withdraw(indices=indices):
-                session.queue.discard_chunks(number, frozenset(indices))
+                session.queue.discard_chunks(self.machine.number, frozenset(indices))
             case tx.Unqueue():
-                session.queue.discard(number)
+                session.queue.discard(self.machine.number)
 
     def _piece(self, index: int, offset: int, length: int, *, is_unasked: bool) -> Piece:
         return Piece(
@@ -216,7 +180,7 @@ class Leg:
             "chunks_sent": self.machine.num_crossed,
             "wan_bytes": self.wan_bytes,
             "payload_bytes": num_bytes,
-            "full_bytes": transfer.num_expected * self.chunk_bytes,
+            "full_bytes": transfer.num_expected * self.machine.chunk_bytes,
             "tokens": transfer.num_tokens,
             "elapsed_s": round(time.monotonic() - transfer.begun_s, 6),
             "prefill_overlap_ratio": round(early_bytes / num_bytes, 4) if num_bytes else 0.0,
@@ -232,10 +196,12 @@ class Leg:
         self.on_ended(self.transfer, outcome)
 
     def _emit(self, event: str, fields: dict[str, Any]) -> None:
-        self.events.emit(event, {"transfer": self.transfer.transfer, "peer": self.peer, **fields})
+        self.events.emit(event, {"transfer": self.transfer.id, "peer": self.peer, **fields})
 
     def _progress(self) -> dict[str, Any]:
         return {
+            "transfer": self.transfer.id,
+            "peer": self.peer,
             "bytes_sent": self.payload_bytes,
             "chunks_done": self.machine.num_crossed,
             "chunks_offered": len(self.transfer.keys),
@@ -267,14 +233,14 @@ class Leg:
             key, position = self.machine.keys[index], self._position(index)
             self._answers.learn(key, position, is_lacking=is_lacking, was_unasked=index in unasked)
             if index in unasked:
-                self._answers.count(self.chunk_bytes, is_lacking=is_lacking)
+                self._answers.count(self.machine.chunk_bytes, is_lacking=is_lacking)
 
     def _acknowledged(self, indices: Sequence[int]) -> None:
         for index in indices:
             self._answers.remember(self.machine.keys[index])
         if self._progress_s - self._reported_s >= _PROGRESS_PERIOD_S:
             self._reported_s = self._progress_s
-            self._emit("progress", self._progress())
+            self.events.emit("progress", self._progress())
 
     def _position(self, index: int) -> Position | None:
         """What stands in front of the chunk, as far as the peer has said or is taken to have."""
