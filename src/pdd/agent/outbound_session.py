@@ -58,10 +58,6 @@ class OutboundSession:
         self.legs[number] = leg
         leg.opened(self, number)
 
-    def forget(self, leg: Leg) -> None:
-        """The leg has ended: late frames for it are dropped."""
-        del self.legs[leg.machine.number]
-
     def ping(self, now_s: float) -> None:
         """The peer is asked whether it is there; one that has not answered for too long is given up."""
         asked_s = self.trip.oldest_unanswered_s
@@ -76,6 +72,10 @@ class OutboundSession:
         self.outbox.put(Ping(nonce=self.trip.ping(now_s)))
 
     # For the legs, under the link's lock.
+
+    def forget(self, leg: Leg) -> None:
+        """The leg has ended: late frames for it are dropped."""
+        del self.legs[leg.machine.number]
 
     def num_unasked_chunks(self) -> int:
         """How many chunks may go out now before the peer has said that it lacks them."""
