@@ -5,9 +5,10 @@ Every handoff of this module is counted; the last test says how many there were 
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
-from tests.e2e.client import Answer, PlainEngine, random_prompt
+from tests.e2e.client import Answer, random_prompt
 from tests.e2e.fleet import CHUNK_TOKENS, Fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -21,30 +22,38 @@ MISSING_OVERHEAD_RATIO = 1.02
 HANDOFFS: Counter[str] = Counter()
 
 
+def is_taken_over(answer: Answer) -> bool:
+    """Whether MD took it over; on a busy machine RLD may say its last word before the KV has crossed."""
+    return answer.record["md_cached_tokens"] is not None
+
+
 def count(answer: Answer) -> bool:
     """Whether MD took the answer over; counted by how it did."""
-    took_over = answer.record["md_cached_tokens"] is not None
-    if took_over:
+    if is_taken_over(answer):
         HANDOFFS[answer.record["handoff_mode"] or "landed before the relay spoke"] += 1
-    return took_over
+    return is_taken_over(answer)
 
 
-async def check(
-    answer: Answer, prompt: list[int], reference: PlainEngine, *, max_tokens: int, **sampling: object
-) -> bool:
-    """The answer is the plain engine's, and its record keeps the promises every handoff makes.
-
-    Returns:
-        Whether MD took the answer over.
-    """
-    assert answer.tokens == await reference.complete(prompt, max_tokens=max_tokens, **sampling)
+async def ask(
+    fleet: Fleet,
+    mode: str,
+    prompt: list[int],
+    *,
+    max_tokens: int,
+    on_token: Callable[[int], None] | None = None,
+) -> Answer:
+    """An answer that is the plain engine's, and whose record keeps the promises every handoff makes."""
+    answer, expected = await asyncio.gather(
+        fleet.router(mode).complete(prompt, max_tokens=max_tokens, on_token=on_token),
+        fleet.reference.complete(prompt, max_tokens=max_tokens),
+    )
+    assert answer.tokens == expected
     record = answer.record
     assert record["output_tokens"] == len(answer.tokens) == answer.usage["completion_tokens"]
     assert record["prompt_tokens"] == len(prompt) == answer.usage["prompt_tokens"]
-    took_over = count(answer)
-    if took_over:
+    if count(answer):
         assert record["md_recomputed_tokens"] <= CHUNK_TOKENS + record["eager_tokens"], record
-    return took_over
+    return answer
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -52,11 +61,10 @@ async def check(
 async def test_cold_prompts_of_every_length_around_a_chunk(fleet: Fleet, mode: str, num_tokens: int) -> None:
     prompt = random_prompt(num_tokens, seed=MODES.index(mode))
     before = await fleet.stored_chunks("md0")
-    answer = await fleet.router(mode).complete(prompt, max_tokens=64)
-    took_over = await check(answer, prompt, fleet.reference, max_tokens=64)
+    answer = await ask(fleet, mode, prompt, max_tokens=64)
     chunks = num_tokens // CHUNK_TOKENS
     assert answer.record["wan_bytes"] <= chunks * fleet.chunk_bytes * MISSING_OVERHEAD_RATIO + 2048
-    if took_over:  # on a busy machine RLD may say its last word first, and that ends the transfer
+    if is_taken_over(answer):
         assert answer.record["wan_bytes"] >= chunks * fleet.chunk_bytes
         assert await fleet.stored_chunks("md0") >= before + chunks
 
@@ -74,14 +82,11 @@ async def test_gaps_forced_by_the_line(fleet: Fleet, mode: str, gap: int) -> Non
 
     await fleet.line.hold()
     try:
-        request = asyncio.create_task(
-            fleet.router(mode).complete(prompt, max_tokens=gap + 60, on_token=on_token)
-        )
+        request = asyncio.create_task(ask(fleet, mode, prompt, max_tokens=gap + 60, on_token=on_token))
         await asyncio.wait_for(reached.wait(), 120)
     finally:
         await fleet.line.resume()
     answer = await request
-    await check(answer, prompt, fleet.reference, max_tokens=gap + 60)
     assert answer.record["eager_tokens"] >= gap
     if gap:
         assert answer.record["second_token_s"] < answer.record["wan_landed_s"]
@@ -90,19 +95,18 @@ async def test_gaps_forced_by_the_line(fleet: Fleet, mode: str, gap: int) -> Non
 @pytest.mark.parametrize("mode", MODES)
 async def test_turns_of_a_conversation_send_only_what_is_new(fleet: Fleet, mode: str) -> None:
     history = random_prompt(500, seed=200 + MODES.index(mode))
-    landed, compared = False, 0
+    stored, compared = False, 0
     for turn in range(4):
-        answer = await fleet.router(mode).complete(history, max_tokens=40)
-        await check(answer, history, fleet.reference, max_tokens=40)
-        if landed:  # on a busy machine RLD may say its last word first, and that ends the transfer
+        answer = await ask(fleet, mode, history, max_tokens=80)
+        if stored and is_taken_over(answer):
             compared += 1
-            new_chunks = len(history) // CHUNK_TOKENS - (len(history) - 40 - 23) // CHUNK_TOKENS
+            new_chunks = len(history) // CHUNK_TOKENS - (len(history) - 80 - 23) // CHUNK_TOKENS
             assert (
                 answer.record["wan_bytes"]
                 <= (new_chunks + 1) * fleet.chunk_bytes * MISSING_OVERHEAD_RATIO + 2048
             )
             assert answer.record["wan_bytes_without_drc"] == len(history) // CHUNK_TOKENS * fleet.chunk_bytes
-        landed = answer.record["wan_landed_s"] is not None
+        stored = is_taken_over(answer)
         history = [*history, *answer.tokens, *random_prompt(23, seed=turn)]
     assert compared
 
@@ -112,19 +116,13 @@ async def test_several_at_once(fleet: Fleet, mode: str) -> None:
     prompts = [
         random_prompt(length, seed=300 + MODES.index(mode)) for length in (90, 333, 640, 1111, 64, 257)
     ]
-    answers = await asyncio.gather(
-        *(fleet.router(mode).complete(prompt, max_tokens=48) for prompt in prompts)
-    )
-    for prompt, answer in zip(prompts, answers, strict=True):
-        await check(answer, prompt, fleet.reference, max_tokens=48)
+    await asyncio.gather(*(ask(fleet, mode, prompt, max_tokens=48) for prompt in prompts))
 
 
 async def test_several_at_once_that_share_a_prefix(fleet: Fleet) -> None:
     shared = random_prompt(512, seed=310)
     prompts = [shared + random_prompt(50 + i, seed=311 + i) for i in range(4)]
-    answers = await asyncio.gather(*(fleet.router("one-shot").complete(p, max_tokens=40) for p in prompts))
-    for prompt, answer in zip(prompts, answers, strict=True):
-        await check(answer, prompt, fleet.reference, max_tokens=40)
+    answers = await asyncio.gather(*(ask(fleet, "one-shot", prompt, max_tokens=40) for prompt in prompts))
     chunks = 512 // CHUNK_TOKENS + sum(len(p) // CHUNK_TOKENS - 512 // CHUNK_TOKENS for p in prompts)
     sent = sum(answer.record["wan_bytes"] for answer in answers)
     assert sent <= chunks * fleet.chunk_bytes * MISSING_OVERHEAD_RATIO + 8192
@@ -134,8 +132,7 @@ async def test_several_at_once_that_share_a_prefix(fleet: Fleet) -> None:
 @pytest.mark.parametrize("length", [300, 64])
 async def test_the_same_prompt_without_relay(fleet: Fleet, mode: str, length: int) -> None:
     prompt = random_prompt(length, seed=320 + MODES.index(mode))
-    answer = await fleet.router("p-md").complete(prompt, max_tokens=30)
-    await check(answer, prompt, fleet.reference, max_tokens=30)
+    answer = await ask(fleet, "p-md", prompt, max_tokens=30)
     assert answer.record["pipeline"] == "p-md"
 
 
