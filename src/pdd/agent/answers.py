@@ -18,7 +18,7 @@ class Answers:
     """Beliefs about one peer's store."""
 
     def __init__(self, params: UnaskedParams) -> None:
-        self._params = params
+        self.params = params
         self._held: OrderedDict[bytes, None] = OrderedDict()
         self._lacking_ratio = dict(PRIOR_LACKING_RATIO)
         self.num_lacking_bytes = 0
@@ -28,7 +28,7 @@ class Answers:
 
     def is_surely_lacking(self, key: bytes, position: Position) -> bool:
         """Whether the chunk may be sent without asking."""
-        return key not in self._held and is_worth_sending(self._lacking_ratio[position], self._params)
+        return key not in self._held and is_worth_sending(self._lacking_ratio[position], self.params)
 
     def learn(self, key: bytes, position: Position | None, *, is_lacking: bool, was_unasked: bool) -> None:
         """The peer has answered for the chunk, which it has now or gets; what is in front may be unknown."""

@@ -7,93 +7,21 @@ nothing is sent or received while it is held.
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final
 
-from pdd.agent.answers import Answers
 from pdd.agent.events import EventLog
-from pdd.agent.send_queue import Piece, Urgency
+from pdd.agent.outbound_leg import Leg
+from pdd.agent.peer import PeerLink
+from pdd.agent.send_queue import Urgency
 from pdd.agent.store import ChunkStore
-from pdd.policy.unasked import Position
 from pdd.wire import sender as tx
-from pdd.wire.frames import Cancel, ControlFrame, End, Offer, encode_control
 
 _log = logging.getLogger(__name__)
 _HISTORY: Final = 1024
 """Ended transfers, and cancels that came before their transfer, that are remembered."""
-_PROGRESS_PERIOD_S: Final = 0.25
-
-
-class Link(Protocol):
-    """The way to one peer, as this module needs it."""
-
-    peer: str
-    is_wan: bool
-    answers: Answers
-
-    def attach(self, leg: "Leg") -> None:
-        """The leg is carried by the link from now on."""
-
-    def detach(self, leg: "Leg") -> None:
-        """The leg has ended."""
-
-    def send(self, frame: ControlFrame) -> None:
-        """The frame is queued on the session, if there is one."""
-
-    def enqueue(self, leg: "Leg", pieces: Sequence[Piece]) -> None:
-        """The pieces are queued behind what the order puts first."""
-
-    def num_unasked_chunks(self) -> int:
-        """How many chunks may go out now before the peer has said that it lacks them."""
-
-    def withdraw(self, leg: "Leg", indices: Sequence[int]) -> None:
-        """No piece of these chunks of the leg is queued."""
-
-    def unqueue(self, leg: "Leg") -> None:
-        """No piece of the leg is queued."""
-
-
-@dataclass(slots=True, eq=False)
-class Leg:
-    """One transfer to one peer."""
-
-    transfer: "OutgoingTransfer"
-    peer: str
-    machine: tx.Sender
-    link: Link | None
-    wan_bytes: int = 0
-    payload_bytes: int = 0
-    payload_bytes_at_completion: int | None = None
-    is_held: bool = False
-    """Nothing is offered before ``resume``: the receiver reserves nothing for it."""
-    progress_s: float = 0.0
-    reported_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class OutgoingTransfer:
-    """The KV of one prompt on its way to its targets."""
-
-    transfer: str
-    request: str
-    rank: int
-    num_expected: int
-    num_tokens: int
-    """Of the prompt that all chunks together hold."""
-    begun_s: float
-    urgency: Urgency
-    keys: list[bytes] = field(default_factory=list)
-    early: dict[int, bytes] = field(default_factory=dict)
-    """Chunks seen before the ones in front of them."""
-    leased: list[bytes] = field(default_factory=list)
-    legs: dict[str, Leg] = field(default_factory=dict)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any leg can still land."""
-        return any(leg.machine.is_active for leg in self.legs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,31 +32,65 @@ class StoredChunk:
     end_tokens: int
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class OutboundTransfer:
+    """The KV of one prompt on its way to its targets."""
+
+    id: str
+    rank: int
+    """Its place among all that were begun."""
+    num_expected: int
+    num_tokens: int
+    """Of the prompt that all chunks together hold."""
+    begun_s: float
+    urgency: Urgency
+    keys: list[bytes] = field(default_factory=list)
+    """Of the chunks so far, as far as the prefix is closed."""
+    early: dict[int, bytes] = field(default_factory=dict)
+    """Chunks seen before the ones in front of them."""
+    leased: list[bytes] = field(default_factory=list)
+    legs: dict[str, Leg] = field(default_factory=dict)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any leg can still land."""
+        return any(leg.machine.is_active for leg in self.legs.values())
+
+    def stop(self, peers: Sequence[str] | None = None, *, reason: str, detail: str = "") -> list[str]:
+        """The named legs, or all, have failed; returns which were open."""
+        legs = [leg for leg in self.legs.values() if peers is None or leg.peer in peers]
+        stopped = [leg for leg in legs if leg.machine.is_active]
+        for leg in stopped:
+            leg.stop(reason=reason, detail=detail)
+        return [leg.peer for leg in stopped]
+
+
 class Outbound:
     """All that this agent pushes to peers."""
 
-    def __init__(
-        self,
-        store: ChunkStore,
-        events: EventLog,
-        links: Mapping[str, Link],
-        *,
-        chunk_tokens: int,
-        piece_bytes: int,
-    ) -> None:
+    def __init__(self, store: ChunkStore, events: EventLog, *, chunk_tokens: int, piece_bytes: int) -> None:
         self.lock = threading.RLock()
         self._store = store
         self._events = events
-        self._links = links
+        self._links: Mapping[str, PeerLink] = {}
         self._chunk_tokens = chunk_tokens
         self._piece_bytes = piece_bytes
-        self._transfers: OrderedDict[str, OutgoingTransfer] = OrderedDict()
-        self._by_request: dict[str, OutgoingTransfer] = {}
+        self._transfers: OrderedDict[str, OutboundTransfer] = OrderedDict()
+        self._by_request: dict[str, OutboundTransfer] = {}
         self._early_cancels: OrderedDict[str, frozenset[str] | None] = OrderedDict()
         self._early_resumes: OrderedDict[str, None] = OrderedDict()
         self._num_begun = 0
-        self.ended: dict[str, int] = {}
+        self.ended: Counter[str] = Counter()
         """Legs ended, by outcome (``landed`` or the reason), for metrics."""
+
+    def set_links(self, links: Mapping[str, PeerLink]) -> None:
+        """Legs go over these from now on; those over any other, held ones too, have failed."""
+        with self.lock:
+            self._links = links
+            for leg in [leg for outgoing in self._transfers.values() for leg in outgoing.legs.values()]:
+                if leg.link is not links.get(leg.peer):
+                    detail = f"{leg.peer} has left the configuration, or moved in it"
+                    leg.stop(reason="peer_down", detail=detail)
 
     def begin(
         self,
@@ -150,9 +112,8 @@ class Outbound:
                 _log.warning("transfer %s was ordered again while it is open; ignored", transfer)
                 return
             self._num_begun += 1
-            outgoing = OutgoingTransfer(
-                transfer=transfer,
-                request=request,
+            outgoing = OutboundTransfer(
+                id=transfer,
                 rank=self._num_begun,
                 num_expected=prompt_tokens // self._chunk_tokens if num_chunks is None else num_chunks,
                 num_tokens=prompt_tokens // self._chunk_tokens * self._chunk_tokens,
@@ -178,12 +139,12 @@ class Outbound:
                 if is_ours and index not in outgoing.early and self._store.lease(chunk.key):
                     outgoing.leased.append(chunk.key)
                     outgoing.early[index] = chunk.key
-            grown: list[bytes] = []
+            first = len(outgoing.keys)
             while (key := outgoing.early.pop(len(outgoing.keys), None)) is not None:
                 outgoing.keys.append(key)
-                grown.append(key)
-            if grown:
-                self._grow(outgoing, tuple(grown))
+            if len(outgoing.keys) > first:
+                for leg in outgoing.legs.values():
+                    leg.grow(first)
 
     def not_stored(self, request: str) -> None:
         """A chunk of the request found no room in the store: its transfer cannot become whole."""
@@ -192,7 +153,7 @@ class Outbound:
         with self.lock:
             outgoing = self._by_request.get(request)
             if outgoing is not None:
-                self._stop(outgoing, None, tx.Stop(reason="store_full", detail=detail))
+                outgoing.stop(reason="store_full", detail=detail)
 
     def finished(self, request: str) -> None:
         """No more chunks come for the request; a transfer that lacks some has failed."""
@@ -201,7 +162,7 @@ class Outbound:
             if outgoing is None or len(outgoing.keys) == outgoing.num_expected:
                 return
             detail = f"{len(outgoing.keys)} of {outgoing.num_expected} chunks were seen by the request's end"
-            self._stop(outgoing, None, tx.Stop(reason="prefill_incomplete", detail=detail))
+            outgoing.stop(reason="prefill_incomplete", detail=detail)
 
     def cancel(self, transfer: str, peers: Sequence[str] | None) -> list[str]:
         """The named legs, or all, are cancelled; returns which were open. Remembered if it came early."""
@@ -212,7 +173,7 @@ class Outbound:
                 while len(self._early_cancels) > _HISTORY:
                     self._early_cancels.popitem(last=False)
                 return [] if peers is None else list(peers)
-            return self._stop(outgoing, peers, tx.Stop(reason="cancelled"))
+            return outgoing.stop(peers, reason="cancelled")
 
     def resume(self, transfer: str) -> list[str]:
         """No leg of the transfer is held; returns which were. Remembered if it came before the order."""
@@ -223,7 +184,7 @@ class Outbound:
                 while len(self._early_resumes) > _HISTORY:
                     self._early_resumes.popitem(last=False)
                 return []
-            return [leg.peer for leg in outgoing.legs.values() if self._resume(leg)]
+            return [leg.peer for leg in outgoing.legs.values() if leg.resume()]
 
     def end_old_holds(self, now_s: float, *, limit_s: float) -> None:
         """Legs held for longer go on: a router that died must not keep the sender's chunks for ever."""
@@ -231,78 +192,8 @@ class Outbound:
             for outgoing in self._transfers.values():
                 if outgoing.urgency.is_held and now_s - outgoing.begun_s > limit_s:
                     for leg in outgoing.legs.values():
-                        if self._resume(leg):
-                            _log.warning(
-                                "transfer %s was held for %g s; it goes on", outgoing.transfer, limit_s
-                            )
-
-    def _resume(self, leg: Leg) -> bool:
-        if not leg.is_held or not leg.machine.is_active or leg.link is None:
-            return False
-        leg.is_held = False
-        leg.progress_s = time.monotonic()
-        leg.link.attach(leg)
-        return True
-
-    def opened(self, leg: Leg, number: int) -> None:
-        """The leg's link has a session, in which ``number`` stands for it."""
-        with self.lock:
-            if leg.machine.is_active:
-                leg.progress_s = time.monotonic()
-                self._step(leg, tx.Opened(number=number))
-
-    def lost(self, legs: Sequence[Leg], *, detail: str) -> None:
-        """The session of these legs is gone; they wait for the next."""
-        with self.lock:
-            for leg in legs:
-                if leg.machine.state in (tx.State.OPEN, tx.State.ENDED):
-                    leg.progress_s = time.monotonic()
-                    self._step(leg, tx.ConnectionLost())
-                    self.stalled(leg, detail=detail)
-
-    def stalled(self, leg: Leg, *, detail: str) -> None:
-        """The router knows that the leg does not move now."""
-        fields = {"transfer": leg.transfer.transfer, "peer": leg.peer, "detail": detail}
-        self._events.emit("stalled", fields)
-
-    def drop_link(self, link: Link, *, detail: str) -> None:
-        """Every leg over the link, held ones too, has failed."""
-        with self.lock:
-            for outgoing in list(self._transfers.values()):
-                for leg in outgoing.legs.values():
-                    if leg.link is link and leg.machine.is_active:
-                        self._step(leg, tx.Stop(reason="peer_down", detail=detail))
-
-    def stop_leg(self, leg: Leg, *, reason: str, detail: str) -> None:
-        """The leg has failed, if it had not ended."""
-        with self.lock:
-            self._step(leg, tx.Stop(reason=reason, detail=detail))
-
-    def received(self, leg: Leg, event: tx.Event, *, num_bytes: int) -> None:
-        """The peer's frame has taken effect.
-
-        Raises:
-            RemoteProtocolError: If the peer must not send it now.
-        """
-        with self.lock:
-            leg.wan_bytes += num_bytes
-            leg.progress_s = time.monotonic()
-            first_answered, unasked = leg.machine.num_answered, leg.machine.unasked
-            self._step(leg, event)
-            if isinstance(event, tx.WantSeen) and leg.machine.is_active:
-                self._learn(leg, range(first_answered, leg.machine.num_answered), unasked)
-            if isinstance(event, tx.AckSeen) and leg.link is not None:
-                for index in event.indices:
-                    leg.link.answers.remember(leg.machine.keys[index])
-            if isinstance(event, tx.AckSeen) and leg.progress_s - leg.reported_s >= _PROGRESS_PERIOD_S:
-                leg.reported_s = leg.progress_s
-                self._events.emit("progress", _progress(leg))
-
-    def sent(self, leg: Leg, *, wan_bytes: int, payload_bytes: int) -> None:
-        """A piece of the leg went out."""
-        with self.lock:
-            leg.wan_bytes += wan_bytes
-            leg.payload_bytes += payload_bytes
+                        if leg.resume():
+                            _log.warning("transfer %s was held for %g s; it goes on", outgoing.id, limit_s)
 
     def describe(self, transfer: str) -> dict[str, object] | None:
         """The sender's view of a transfer for the control API, if it is known here."""
@@ -310,14 +201,7 @@ class Outbound:
             outgoing = self._transfers.get(transfer)
             if outgoing is None:
                 return None
-            return {
-                leg.peer: {
-                    "state": "held" if leg.is_held else leg.machine.state.name.lower(),
-                    "wan_bytes": leg.wan_bytes,
-                    **_progress(leg),
-                }
-                for leg in outgoing.legs.values()
-            }
+            return {leg.peer: leg.describe() for leg in outgoing.legs.values()}
 
     def num_transfers(self) -> int:
         """Open transfers."""
@@ -328,159 +212,38 @@ class Outbound:
         """Every open leg has failed."""
         with self.lock:
             for outgoing in self._transfers.values():
-                self._stop(outgoing, None, tx.Stop(reason=reason, detail=detail))
+                outgoing.stop(reason=reason, detail=detail)
 
-    def _begin_leg(self, outgoing: OutgoingTransfer, peer: str) -> None:
+    def _begin_leg(self, outgoing: OutboundTransfer, peer: str) -> None:
         link = self._links.get(peer)
-        machine = tx.Sender(
-            transfer=outgoing.transfer, chunk_bytes=self._store.chunk_bytes, piece_bytes=self._piece_bytes
-        )
-        now_s = time.monotonic()
         leg = Leg(
-            transfer=outgoing, peer=peer, machine=machine, link=link, progress_s=now_s, reported_s=now_s
+            transfer=outgoing,
+            peer=peer,
+            link=link,
+            machine=tx.Sender(
+                transfer=outgoing.id,
+                chunk_bytes=self._store.chunk_bytes,
+                piece_bytes=self._piece_bytes,
+            ),
+            events=self._events,
+            on_ended=self._ended,
         )
         outgoing.legs[peer] = leg
-        cancelled = self._early_cancels.get(outgoing.transfer, frozenset())
+        cancelled = self._early_cancels.get(outgoing.id, frozenset())
         if cancelled is None or peer in cancelled:
-            self._step(leg, tx.Stop(reason="cancelled", detail="before it began"))
+            leg.stop(reason="cancelled", detail="before it began")
         elif link is None:
-            self._step(leg, tx.Stop(reason="unknown_peer", detail=f"no other engine is called {peer!r}"))
+            leg.stop(reason="unknown_peer", detail=f"no other engine is called {peer!r}")
         elif outgoing.num_expected == 0:
-            leg.machine.state = tx.State.LANDED  # a prompt below one chunk: there is nothing to tell the peer
-            self._land(leg)
-        elif outgoing.urgency.is_held and link.is_wan and outgoing.transfer not in self._early_resumes:
+            leg.land_empty()
+        elif outgoing.urgency.is_held and link.is_wan and outgoing.id not in self._early_resumes:
             leg.is_held = True
         else:
             link.attach(leg)
 
-    def _grow(self, outgoing: OutgoingTransfer, keys: tuple[bytes, ...]) -> None:
-        is_complete = len(outgoing.keys) == outgoing.num_expected
-        for leg in outgoing.legs.values():
-            self._step(leg, tx.Grown(keys=keys))
-            self._send_unasked(leg, first=len(outgoing.keys) - len(keys))
-            if is_complete:
-                leg.payload_bytes_at_completion = leg.payload_bytes
-                self._step(leg, tx.Completed())
-
-    def _send_unasked(self, leg: Leg, *, first: int) -> None:
-        """The chunks from ``first`` on that the peer almost surely lacks go out behind their offer."""
-        if leg.link is None or leg.machine.state is not tx.State.OPEN:
-            return
-        keys, answers = leg.machine.keys, leg.link.answers
-        last = min(len(keys), first + leg.link.num_unasked_chunks())
-        position = _position(leg, first)
-        chosen: list[int] = []
-        for index in range(first, last):
-            if position is None or not answers.is_surely_lacking(keys[index], position):
-                break
-            chosen.append(index)
-            answers.remember(keys[index])
-            position = Position.AFTER_LACKING
-        if chosen:
-            self._step(leg, tx.SendUnasked(indices=tuple(chosen)))
-
-    def _learn(self, leg: Leg, answered: range, unasked: Collection[int]) -> None:
-        """What the peer said of these chunks, some of them sent unasked, is known for the next ones."""
-        if leg.link is None:
-            return
-        for index in answered:
-            is_lacking = leg.machine.peer_lacks(index) is True
-            key, position = leg.machine.keys[index], _position(leg, index)
-            leg.link.answers.learn(key, position, is_lacking=is_lacking, was_unasked=index in unasked)
-            if index in unasked:
-                leg.link.answers.count(self._store.chunk_bytes, is_lacking=is_lacking)
-
-    def _stop(self, outgoing: OutgoingTransfer, peers: Sequence[str] | None, event: tx.Stop) -> list[str]:
-        legs = [leg for leg in outgoing.legs.values() if peers is None or leg.peer in peers]
-        stopped = [leg for leg in legs if leg.machine.is_active]
-        for leg in stopped:
-            self._step(leg, event)
-        return [leg.peer for leg in stopped]
-
-    def _step(self, leg: Leg, event: tx.Event) -> None:
-        leg.is_held = leg.is_held and not isinstance(event, tx.Stop)
-        for effect in leg.machine.step(event):
-            self._apply(leg, effect)
-
-    def _apply(self, leg: Leg, effect: tx.Effect) -> None:
-        match effect:
-            case tx.Send(frame=frame):
-                self._send(leg, frame)
-            case tx.Enqueue():
-                self._enqueue(leg, effect)
-            case tx.Withdraw(indices=indices):
-                if leg.link is not None:
-                    leg.link.withdraw(leg, indices)
-            case tx.Unqueue():
-                if leg.link is not None:
-                    leg.link.unqueue(leg)
-            case tx.Land():
-                self._land(leg)
-            case tx.Fail(reason=reason, detail=detail):
-                self._fail(leg, reason, detail)
-
-    def _enqueue(self, leg: Leg, effect: tx.Enqueue) -> None:
-        assert leg.link is not None
-        keys, number = leg.machine.keys, leg.machine.number
-        leg.link.enqueue(
-            leg,
-            [
-                Piece(
-                    number=number,
-                    key=keys[index],
-                    index=index,
-                    offset=offset,
-                    length=length,
-                    is_unasked=effect.is_unasked,
-                )
-                for index, offset, length in effect.pieces
-            ],
-        )
-
-    def _send(self, leg: Leg, frame: Offer | End | Cancel) -> None:
-        assert leg.link is not None
-        leg.wan_bytes += len(encode_control(frame))
-        leg.link.send(frame)
-
-    def _land(self, leg: Leg) -> None:
-        outgoing = leg.transfer
-        num_chunks = outgoing.num_expected
-        early = leg.payload_bytes_at_completion or 0
-        self._events.emit(
-            "landed",
-            {
-                "transfer": outgoing.transfer,
-                "peer": leg.peer,
-                "chunks": num_chunks,
-                "chunks_sent": leg.machine.num_crossed,
-                "wan_bytes": leg.wan_bytes,
-                "payload_bytes": leg.payload_bytes,
-                "full_bytes": num_chunks * self._store.chunk_bytes,
-                "tokens": outgoing.num_tokens,
-                "elapsed_s": round(time.monotonic() - outgoing.begun_s, 6),
-                "prefill_overlap_ratio": round(early / leg.payload_bytes, 4) if leg.payload_bytes else 0.0,
-            },
-        )
-        self._ended(leg, "landed")
-
-    def _fail(self, leg: Leg, reason: str, detail: str) -> None:
-        fields = {
-            "transfer": leg.transfer.transfer,
-            "peer": leg.peer,
-            "reason": reason,
-            "detail": detail,
-            "wan_bytes": leg.wan_bytes,
-        }
-        self._events.emit("failed", fields)
-        self._ended(leg, reason)
-
-    def _ended(self, leg: Leg, outcome: str) -> None:
-        self.ended[outcome] = self.ended.get(outcome, 0) + 1
-        if leg.link is not None:
-            leg.link.detach(leg)
-        outgoing = leg.transfer
-        is_last = not any(other.machine.is_active for other in outgoing.legs.values() if other is not leg)
-        if is_last:
+    def _ended(self, outgoing: OutboundTransfer, outcome: str) -> None:
+        self.ended[outcome] += 1
+        if not outgoing.is_active:
             leased, outgoing.leased = outgoing.leased, []
             self._store.release(leased)
 
@@ -490,23 +253,3 @@ class Outbound:
             if oldest is None:
                 return
             del self._transfers[oldest]
-
-
-def _position(leg: Leg, index: int) -> Position | None:
-    """What stands in front of the chunk, as far as the peer has said or is taken to have."""
-    if index == 0:
-        return Position.FIRST
-    is_lacking = leg.machine.peer_lacks(index - 1)
-    if is_lacking is None:
-        return None
-    return Position.AFTER_LACKING if is_lacking else Position.AFTER_HELD
-
-
-def _progress(leg: Leg) -> dict[str, Any]:
-    return {
-        "transfer": leg.transfer.transfer,
-        "peer": leg.peer,
-        "bytes_sent": leg.payload_bytes,
-        "chunks_done": leg.machine.num_crossed,
-        "chunks_offered": len(leg.transfer.keys),
-    }

@@ -11,8 +11,8 @@ from pdd.agent.engine_link import FLUSH_LIMIT_S, EngineConnection
 from pdd.agent.engine_outbox import EngineOutbox
 from pdd.agent.events import EventLog
 from pdd.agent.inbound import InboundHub
-from pdd.agent.outbound import Link, Outbound
-from pdd.agent.peer import LinkSettings, PeerLink
+from pdd.agent.outbound import Outbound
+from pdd.agent.peer import PeerLink
 from pdd.agent.store import ChunkStore
 from pdd.config.schema import EngineConfig, PddConfig
 from pdd.core.fingerprint import differing_fields
@@ -60,24 +60,9 @@ class Space:
         )
         self.inbound = InboundHub(self.store, lease_s=config.agent.lease_s, flush_engine=self._flush_engine)
         self.links: dict[str, PeerLink] = {}
-        self._outbound_links: dict[str, Link] = {}
         self._ways: dict[str, tuple[str, str, bool]] = {}
         self.outbound = Outbound(
-            self.store,
-            events,
-            self._outbound_links,
-            chunk_tokens=kind.chunk_tokens,
-            piece_bytes=config.agent.piece_bytes,
-        )
-        self._settings = LinkSettings(
-            own_id=engine_id,
-            streams=config.agent.streams,
-            piece_bytes=config.agent.piece_bytes,
-            connect_timeout_s=config.agent.connect_timeout_s,
-            stall_timeout_s=config.agent.stall_timeout_s,
-            max_rate_bytes_per_s=config.agent.max_rate,
-            unasked_bytes=config.agent.unasked_bytes,
-            codec=config.agent.codec,
+            self.store, events, chunk_tokens=kind.chunk_tokens, piece_bytes=config.agent.piece_bytes
         )
         self.set_peers(config, transport)
 
@@ -92,29 +77,29 @@ class Space:
         kept = {peer: link for peer, link in self.links.items() if self._ways[peer] == ways.get(peer)}
         gone = [link for peer, link in self.links.items() if peer not in kept]
         new = [engine for peer, engine in peers.items() if peer not in kept]
-        links = {peer: kept.get(peer) or self._link(own, engine, transport) for peer, engine in peers.items()}
-        with self.outbound.lock:
-            self._outbound_links.clear()
-            self._outbound_links.update(links)
+        links = {
+            peer: kept.get(peer) or self._link(config, engine, transport) for peer, engine in peers.items()
+        }
         self.links, self._ways = links, ways
+        self.outbound.set_links(links)
         for link in gone:
-            self.outbound.drop_link(link, detail=f"{link.peer} has left the configuration, or moved in it")
             link.close()
         for engine in new:
             if own.role == "prefill" and engine.role != "prefill":
                 # Peers that do not fit are known before the first transfer, and the first finds a warm line.
                 links[engine.id].warm()
 
-    def _link(self, own: EngineConfig, engine: EngineConfig, transport: Transport) -> PeerLink:
+    def _link(self, config: PddConfig, engine: EngineConfig, transport: Transport) -> PeerLink:
         return PeerLink(
+            own_id=self._engine_id,
             peer=engine.id,
             address=engine.data_address,
-            is_wan=engine.site != own.site,
-            settings=self._settings,
+            is_wan=engine.site != config.engine(self._engine_id).site,
+            settings=config.agent,
             fingerprint=self.kind.fingerprint,
             transport=transport,
             store=self.store,
-            outbound=self.outbound,
+            lock=self.outbound.lock,
             events=self._events,
         )
 

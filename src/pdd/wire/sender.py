@@ -162,8 +162,8 @@ class Sender:
     def __init__(self, *, transfer: str, chunk_bytes: int, piece_bytes: int) -> None:
         self.state = State.PARKED
         self.number = 0
+        self.chunk_bytes = chunk_bytes
         self._transfer = transfer
-        self._chunk_bytes = chunk_bytes
         self._piece_bytes = piece_bytes
         self._keys: list[bytes] = []
         self._is_complete = False
@@ -187,7 +187,7 @@ class Sender:
     @property
     def outstanding_bytes(self) -> int:
         """Bytes wanted by the peer or sent unasked, and not acknowledged or declined yet."""
-        return (len(self._wanted) + len(self._unasked)) * self._chunk_bytes
+        return (len(self._wanted) + len(self._unasked)) * self.chunk_bytes
 
     @property
     def unasked(self) -> frozenset[int]:
@@ -197,7 +197,7 @@ class Sender:
     @property
     def unasked_bytes(self) -> int:
         """Bytes sent, or queued for sending, before the peer has answered."""
-        return len(self._unasked) * self._chunk_bytes
+        return len(self._unasked) * self.chunk_bytes
 
     @property
     def num_answered(self) -> int:
@@ -305,8 +305,8 @@ class Sender:
 
     def _pieces_of(self, index: int) -> list[tuple[int, int, int]]:
         return [
-            (index, offset, min(self._piece_bytes, self._chunk_bytes - offset))
-            for offset in range(0, self._chunk_bytes, self._piece_bytes)
+            (index, offset, min(self._piece_bytes, self.chunk_bytes - offset))
+            for offset in range(0, self.chunk_bytes, self._piece_bytes)
         ]
 
     def _again(self, event: WantSeen) -> list[tuple[int, int, int]]:
@@ -319,7 +319,7 @@ class Sender:
             if (
                 index not in self._wanted
                 or not 0 < length <= self._piece_bytes
-                or offset + length > self._chunk_bytes
+                or offset + length > self.chunk_bytes
             ):
                 raise RemoteProtocolError(f"WANT of piece {index}+{offset}:{length}, which was not sent")
         self._num_resent += len(event.pieces)

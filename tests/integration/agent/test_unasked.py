@@ -24,7 +24,7 @@ class LongLine:
         self.prefill: FakeEngine = self.p.engine()
         assert self.p.agent.space is not None
         self.link = self.p.agent.space.links["md0"]
-        wait_for(lambda: (self.link.trip.rtt_s or 0) >= ROUND_TRIP_S, "the round trip to be known")
+        wait_for(lambda: (self.link.describe()["rtt_s"] or 0) >= ROUND_TRIP_S, "the round trip to be known")
         streams = 1 + fleet.config.agent.streams
         wait_for(lambda: self.line.num_answered == streams, "every stream to stand")
 

@@ -3,9 +3,9 @@
 import threading
 
 from pdd.agent.events import EventLog
-from pdd.agent.outbound import Outbound
-from pdd.agent.peer import LinkSettings, PeerLink
+from pdd.agent.peer import PeerLink
 from pdd.agent.store import ChunkStore
+from pdd.config.schema import AgentConfig
 from pdd.core.errors import ConnectError
 from pdd.transport.base import Listener, Stream, Transport
 
@@ -32,25 +32,16 @@ def make_link(transport: Transport, events: EventLog) -> PeerLink:
     store = ChunkStore(
         chunk_bytes=64, capacity_bytes=640, on_added=lambda _key: None, on_removed=lambda _key: None
     )
-    settings = LinkSettings(
-        own_id="p0",
-        streams=1,
-        piece_bytes=64,
-        connect_timeout_s=1.0,
-        stall_timeout_s=30.0,
-        max_rate_bytes_per_s=None,
-        unasked_bytes=0,
-        codec="off",
-    )
     return PeerLink(
+        own_id="p0",
         peer="md0",
         address="old:1",
         is_wan=True,
-        settings=settings,
+        settings=AgentConfig(),
         fingerprint={},
         transport=transport,
         store=store,
-        outbound=Outbound(store, events, {}, chunk_tokens=1, piece_bytes=64),
+        lock=threading.RLock(),
         events=events,
     )
 
@@ -66,7 +57,7 @@ def ended_attempt(*, is_closed: bool) -> int:
     transport.may_end.set()
     while not link.attempts:
         pass
-    with link._outbound.lock:  # the attempt's news is out
+    with link.lock:  # the attempt's news is out
         seq = events.seq
     link.close()
     return seq

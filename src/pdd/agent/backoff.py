@@ -1,0 +1,54 @@
+"""When the next attempt to reach a peer is due: later after each that failed, sooner when there is news."""
+
+import random
+import threading
+import time
+from typing import Final
+
+_MIN_RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 5.0
+_BREAKER_FAILURES: Final = 3
+"""Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
+
+
+class Backoff:
+    """The turns of one link's thread; there are none after ``close``."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.num_failures = 0
+        """Attempts in a row that failed; counted by whoever makes them."""
+        self._changed = threading.Condition()
+        self._is_urgent = False
+        self._attempted_s = -_MAX_RETRY_S
+
+    @property
+    def is_breaker_open(self) -> bool:
+        """Whether the peer is to be taken for gone."""
+        return self.num_failures >= _BREAKER_FAILURES
+
+    def hurry(self) -> None:
+        """There is news: it cuts the wait short, but never below a second after the last attempt."""
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """No attempt is made any more."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify()
+
+    def wait_for_turn(self) -> bool:
+        """The last attempt is long enough ago; whether to make one more."""
+        with self._changed:
+            pause_s = min(_MAX_RETRY_S, _MIN_RETRY_S * 2 ** max(0, self.num_failures - 1))
+            turn_s = self._attempted_s + pause_s * random.uniform(1.0, 1.3)
+            self._changed.wait_for(
+                lambda: self.is_closed or self._is_urgent, max(0.0, turn_s - time.monotonic())
+            )
+            turn_s = min(turn_s, self._attempted_s + _MIN_RETRY_S * random.uniform(1.0, 1.3))
+            self._changed.wait_for(lambda: self.is_closed, max(0.0, turn_s - time.monotonic()))
+            self._attempted_s = time.monotonic()
+            self._is_urgent = False
+            return not self.is_closed
