@@ -110,16 +110,24 @@ class EngineClient:
         engine_id: For error messages.
         url: Base URL.
         idle_timeout_s: Longest silence of an answer in progress.
+        connect_timeout_s: An engine that takes no connection within this is down.
         api_key: Sent as bearer token if the engines want one.
     """
 
     def __init__(
-        self, *, engine_id: str, url: str, idle_timeout_s: float, api_key: str | None = None
+        self,
+        *,
+        engine_id: str,
+        url: str,
+        idle_timeout_s: float,
+        connect_timeout_s: float,
+        api_key: str | None = None,
     ) -> None:
         self.engine_id = engine_id
         self.url = url.rstrip("/")
         self._idle_timeout_s = idle_timeout_s
-        self._http = HttpClient(self.url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = HttpClient(self.url, headers, connect_timeout_s=connect_timeout_s)
 
     async def close(self) -> None:
         """Close all connections."""
