@@ -188,6 +188,14 @@ def test_lease_of_what_landed_after_it_was_given_up_is_released() -> None:
     assert machine.step(Landed(attempt=1, peer="md0")) == [ReleaseTransfer(attempt=1, peer="md0")]
 
 
+def test_lease_of_what_lands_a_second_time_is_released_again() -> None:
+    machine, relay = relaying(plan())
+    machine.step(Landed(attempt=1, peer="rld0"))  # still wanted
+    assert machine.transfers[1, "rld0"] == "landed"
+    machine.step(tokens_of(relay.leg, 1, finish="stop"))
+    assert machine.step(Landed(attempt=1, peer="rld0")) == [ReleaseTransfer(attempt=1, peer="rld0")]
+
+
 def test_what_nobody_said_has_failed_is_cancelled() -> None:
     machine, _ = relaying(plan())
     lost = TransferFailed(attempt=1, peer="md0", reason="agent_restarted", is_certain=False)
