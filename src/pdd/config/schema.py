@@ -243,8 +243,8 @@ class RouterConfig(Section):
     engine_idle_timeout_s: Annotated[Duration, Field(gt=0)] = 60.0
     """An engine that is silent for so long in the middle of an answer has failed; another one continues."""
     connect_timeout_s: Annotated[Duration, Field(gt=0)] = 3.0
-    """An engine or agent that does not take a connection within this is down. Across the WAN it takes 0.1 s, one
-    lost packet 1 s more and two 3 s; more is for hosts whose engines get no processor for seconds."""
+    """An engine or agent that does not take a connection within this is down. Across the WAN it takes 0.1 s,
+    one lost packet 1 s more and two 3 s; more is for hosts whose engines get no processor for seconds."""
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 4096
     """Requests served at once; more wait. Their streams cost about 100 KB each."""
     queue_size: Annotated[int, Field(ge=0)] = 1024
