@@ -12,6 +12,8 @@ from pdd.launch.program import PortUse, Program
 ENGINE_READY_S = 900.0
 """An engine loads its model and profiles its memory: a minute for a small one, many for one of 100 GB."""
 ENGINE_GRACE_S = 15.0
+PARSER_READY_S = 300.0
+"""It imports vLLM: 11 s of CPU time, which may take long on a busy host."""
 
 STOP_ROUTER, STOP_ENGINES, STOP_AGENTS, STOP_LINK = range(4)
 """The router first, since it can still end its requests; agents after engines, whose copies they make."""
@@ -72,7 +74,7 @@ def router_program(config: PddConfig, *, config_path: Path) -> Program:
         name="router",
         argv=pdd_argv("router", "--config", str(config_path)),
         env=dict(_ONE_THREAD),
-        ready_url=f"{_local_url(router.host, router.port)}/ready",
+        ready_url=f"{router_url(config)}/ready",
         ready_timeout_s=120.0,
         ports=(PortUse(host=router.host, port=router.port, key="router.port"),),
         stop_order=STOP_ROUTER,
@@ -80,13 +82,21 @@ def router_program(config: PddConfig, *, config_path: Path) -> Program:
     )
 
 
+def router_url(config: PddConfig) -> str:
+    """Where this machine reaches the endpoint."""
+    return _local_url(config.router.host, config.router.port)
+
+
 def parser_program(config: PddConfig, *, config_path: Path) -> Program:
     """The process that parses answers for the router beside it."""
+    socket = parse_socket(config)
     return Program(
         name="parser",
-        argv=pdd_argv("parser", "--config", str(config_path)),
+        argv=pdd_argv("parser", "--config", str(config_path), "--port", str(config.router.port)),
         env=dict(_ONE_THREAD),
-        files=(parse_socket(config),),
+        ready_socket=socket,
+        ready_timeout_s=PARSER_READY_S,
+        files=(socket,),
         stop_order=STOP_ENGINES,
     )
 

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.kit.bed import Bed, running_bed
 
+from pdd.core.errors import ConfigurationError
+from pdd.parse.main import refuse_to_share
 from pdd.parse.service import ParseConnection
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -68,7 +71,9 @@ class Parsers:
 @contextlib.asynccontextmanager
 async def echoing_bed(folder: Path, **sections: Any) -> AsyncIterator[tuple[Bed, Parsers]]:
     parsers = Parsers()
-    server = await asyncio.get_running_loop().create_unix_server(parsers.connect, str(folder / "parser.sock"))
+    server = await asyncio.get_running_loop().create_unix_server(
+        parsers.connect, str(folder / "parser-8000.sock")
+    )
     given: dict[str, Any] = {"run_dir": str(folder), "parsers": {"tool_call_parser": "x"}, **sections}
     async with server, running_bed(**given) as bed:
         yield bed, parsers
@@ -156,6 +161,29 @@ async def test_a_process_that_hangs_is_waited_for_until_the_deadline(tmp_path: P
         parsers.hangs = False
         parsers.cut()
         assert (await ask(bed))[1][-1] == "[DONE]"
+
+
+async def test_ready_says_that_the_parse_process_is_missing(tmp_path: Path) -> None:
+    async def ready(bed: Bed) -> tuple[int, list[str]]:
+        async with bed.client.get(f"{bed.url}/ready") as answer:
+            return answer.status, (await answer.json())["missing"]
+
+    async with echoing_bed(tmp_path) as (bed, _):
+        assert await ready(bed) == (200, [])
+    async with running_bed(run_dir=str(tmp_path), parsers={"tool_call_parser": "x"}) as bed:
+        (tmp_path / "parser-8000.sock").unlink(missing_ok=True)
+        status, missing = await ready(bed)
+        why = f"the parsers are not ready at {tmp_path}/parser-8000.sock: No such file or directory"
+        assert (status, missing) == (503, [why])
+
+
+async def test_a_socket_that_others_listen_at_is_not_taken_from_them(tmp_path: Path) -> None:
+    path = tmp_path / "parser-8000.sock"
+    refuse_to_share(path)
+    async with echoing_bed(tmp_path):
+        with pytest.raises(ConfigurationError, match=r"parser-8000.sock is in use: .* router.port each"):
+            await asyncio.to_thread(refuse_to_share, path)
+    refuse_to_share(path)  # what is left of it
 
 
 async def test_what_is_refused_before_it_runs_leaves_no_record_that_never_ends(tmp_path: Path) -> None:

@@ -92,3 +92,12 @@ def test_a_shell_line_runs_as_it_is() -> None:
     assert words[words.index("serve") - 1] == "vllm"
     assert fleet.shell_line(made["agent"]).endswith("pdd agent --config /etc/pdd.toml --engine p0")
     assert os.sep not in words[words.index("serve") - 1]
+
+
+def test_routers_that_share_a_folder_have_a_parse_process_each() -> None:
+    made, path = config(), Path("/etc/pdd.toml")
+    other = made.model_copy(update={"router": made.router.model_copy(update={"port": 8001})})
+    first, second = (fleet.parser_program(each, config_path=path) for each in (made, other))
+    assert first.files == (first.ready_socket,) == (Path("/run/pdd/parser-8000.sock"),)
+    assert second.files == (second.ready_socket,) == (Path("/run/pdd/parser-8001.sock"),)
+    assert fleet.shell_line(second).endswith("pdd parser --config /etc/pdd.toml --port 8001")

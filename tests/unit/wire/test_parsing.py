@@ -43,5 +43,5 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 def test_what_the_other_side_would_not_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "MAX_MESSAGE_BYTES", 100)
-    with pytest.raises(LocalProtocolError, match="a message of 1.. bytes"):
+    with pytest.raises(LocalProtocolError, match=r"a message of 1.. bytes"):
         pack(Feed(1, "x" * 100, [], finished=False))

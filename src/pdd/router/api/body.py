@@ -154,7 +154,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """The body as an object.
 
     Raises:
-        BadRequestError: If it is not JSON, not an object, or holds what cannot be sent on. Python's own parser
+        BadRequestError: If it is no JSON, no object, or holds what cannot be sent on. Python's own parser
             is not strict: what it lets pass (``NaN``, half a surrogate pair) cannot be sent on either.
     """
     try:
