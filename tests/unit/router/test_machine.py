@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,6 +161,25 @@ def test_eos_as_first_token_needs_no_decode_engine() -> None:
     ]
     assert only(effects, StartDecode) == []
     assert effects[-1] == Complete(finish="stop")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pipeline": "p-md"},
+        {"mains": ()},
+        {"mains": (), "pipeline": "p-md"},
+        {"relays": ()},
+        {"relays": (), "mains": ()},
+        {"max_tokens": 1},
+    ],
+)
+def test_a_plan_knows_whom_its_first_attempt_will_ask(changes: dict[str, object]) -> None:
+    machine = RequestMachine()
+    wanted = plan(**changes)
+    machine.step(Planned(plan=wanted))
+    assert wanted.first_targets == tuple(peer for _, peer in machine.transfers)
 
 
 def test_one_token_orders_no_transfer() -> None:

@@ -61,6 +61,14 @@ class Plan:
     relays_allowed: bool = True
     hold_tokens: int = 0
 
+    @property
+    def first_targets(self) -> tuple[str, ...]:
+        """The decode engines that the first attempt sends KV to."""
+        if self.max_tokens <= 1:
+            return ()
+        relays = self.relays[:1] if self.pipeline == "p-rld-md" or not self.mains else ()
+        return relays + self.mains[:1]
+
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """One generated token as the engine reported it; ``logprobs`` is the engine's entry for it."""
