@@ -31,7 +31,9 @@ def engine_program(config: PddConfig, engine: EngineConfig) -> Program:
         env=command.env,
         ready_url=f"{_local_url(engine.host, engine.port)}/health",
         ready_timeout_s=ENGINE_READY_S,
-        ports=(_port(config, engine, "port"),),
+        ports=tuple(
+            _port(config, engine, key) for key in engine.ports if key not in ("data_port", "control_port")
+        ),
         files=tuple(command.shm_files),
         stop_order=STOP_ENGINES,
         grace_s=ENGINE_GRACE_S,
@@ -129,11 +131,9 @@ def shell_line(program: Program) -> str:
     return " ".join([*environment, shlex.join(argv)])
 
 
-def _port(config: PddConfig, engine: EngineConfig, field: str) -> PortUse:
+def _port(config: PddConfig, engine: EngineConfig, key: str) -> PortUse:
     index = config.engines.index(engine)
-    return PortUse(
-        host=engine.host, port=getattr(engine, field), key=f"engines[{index}].{field}, {engine.id}"
-    )
+    return PortUse(host=engine.host, port=engine.ports[key], key=f"engines[{index}].{key}, {engine.id}")
 
 
 def _link_ports(index: int, link: LinkConfig) -> list[PortUse]:

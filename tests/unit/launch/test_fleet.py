@@ -71,6 +71,17 @@ def test_every_port_names_its_key() -> None:
     ]
 
 
+def test_the_ports_of_kv_events_are_checked_before_an_engine_starts() -> None:
+    made = config()
+    engine = made.engines[0].model_copy(update={"events_port": 24206})
+    made = made.model_copy(update={"engines": (engine,)})
+    assert [(use.port, use.key) for use in fleet.engine_program(made, engine).ports] == [
+        (24201, "engines[0].port, p0"),
+        (24206, "engines[0].events_port, p0"),
+        (24207, "engines[0].events_port + 1, p0"),
+    ]
+
+
 def test_what_may_be_left_behind_is_known() -> None:
     made = programs()
     assert made["agent"].files == (Path("/run/pdd/p0.sock"),)
