@@ -22,6 +22,8 @@ class Meddler:
         self.tamper: Tamper | None = None
         self.refuse: Callable[[int], bool] = lambda _index: False
         self.num_accepted = 0
+        self.num_answered = 0
+        """Connections that a byte has come back on."""
         self.num_forward_bytes = 0
         self._lost_below = 0
         self._open = threading.Event()
@@ -105,6 +107,8 @@ class Meddler:
         num_bytes = 0
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if direction == "back" and not num_bytes:
+                    self.num_answered += 1
                 self._open.wait()
                 if direction == "back":
                     self._answers_open.wait()
@@ -113,8 +117,8 @@ class Meddler:
                 if direction == "forward":
                     if self.tamper is not None:
                         data = self.tamper(index, num_bytes, data)
-                    num_bytes += len(data)
                     self.num_forward_bytes += len(data)
+                num_bytes += len(data)
                 sink.sendall(data)
         for sock in (source, sink):
             with contextlib.suppress(OSError):

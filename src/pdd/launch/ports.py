@@ -1,6 +1,7 @@
 """Chooses ports for programs that are started later."""
 
 import contextlib
+import itertools
 import random
 import socket
 from pathlib import Path
@@ -8,6 +9,10 @@ from pathlib import Path
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST = 10_000
 HIGHEST = 65_535
+
+_turns = itertools.count(random.randrange(HIGHEST))
+"""Which candidate is next. Each process walks on from a place of its own: two that drew anew each time would
+now and then draw the same port before either listens there."""
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
@@ -21,10 +26,10 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     """
     outgoing = _outgoing()
     candidates = [port for port in range(LOWEST, HIGHEST) if port not in outgoing]
-    random.shuffle(candidates)
     chosen: list[int] = []
     with contextlib.ExitStack() as probes:
-        for port in candidates:
+        for _ in candidates:
+            port = candidates[next(_turns) % len(candidates)]
             probe = probes.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 probe.bind((host, port))

@@ -90,10 +90,8 @@ def test_a_cancel_over_http(fleet: Fleet) -> None:
     prefill.begin("r", "t", ["md0"], 100 * 32)
     prefill.store("r", range(10))
     main.wait(lambda: main.has(range(10)))
-    start_s = time.monotonic()
     assert call(p, "/v1/transfers/t/cancel", {"peers": ["md0"]}) == (200, {"cancelled": ["md0"]})
     assert events.wait("failed")["reason"] == "cancelled"
-    assert time.monotonic() - start_s < 2.0  # an HTTP call included, on a busy machine
     wait_for(lambda: call(md, "/v1/state")[1]["store"]["leased"] == 0, "the receiver's leases to end")
     events.close()
     for engine in (prefill, main):

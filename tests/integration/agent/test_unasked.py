@@ -25,6 +25,8 @@ class LongLine:
         assert self.p.agent.space is not None
         self.link = self.p.agent.space.links["md0"]
         wait_for(lambda: (self.link.trip.rtt_s or 0) >= ROUND_TRIP_S, "the round trip to be known")
+        streams = 1 + fleet.config.agent.streams
+        wait_for(lambda: self.line.num_answered == streams, "every stream to stand")
 
     @property
     def answers(self) -> tuple[int, int]:

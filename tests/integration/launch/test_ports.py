@@ -18,6 +18,10 @@ def test_they_are_different_free_and_never_given_to_outgoing_connections() -> No
             listener.bind(("127.0.0.1", port))
 
 
+def test_what_was_chosen_is_not_chosen_again_soon_though_nobody_listens_yet() -> None:
+    assert set(ports.free_ports(50)).isdisjoint(ports.free_ports(50))
+
+
 def test_one_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [taken, free] = ports.free_ports(2)
     monkeypatch.setattr(ports, "LOWEST", min(taken, free))

@@ -15,6 +15,9 @@ from pdd.core.errors import ConfigurationError, ConnectError
 from pdd.link.control import call_control, control_app
 from pdd.link.emulator import LinkEmulator, split_address
 
+TRIES = 4
+"""Times are judged by the best of so many tries: a busy machine may only be slower than the line."""
+
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -85,39 +88,43 @@ async def test_a_round_trip_takes_twice_the_delay() -> None:
         first_s = await round_trip_s(reader, writer)
         others_s = sorted([await round_trip_s(reader, writer) for _ in range(15)])
         writer.close()
-    assert first_s == pytest.approx(0.060, abs=0.02)  # connection set-up and the trip
-    assert others_s[0] >= 0.030
-    assert others_s[len(others_s) // 2] == pytest.approx(0.030, abs=0.008)
+    assert first_s >= 0.060  # connection set-up and the trip
+    assert 0.030 <= others_s[0] < 0.038  # the best of them: a busy machine may only be slower
 
 
 async def test_the_rate_holds_for_all_connections_together_and_is_shared_fairly() -> None:
     num_bytes = 4_000_000
+    totals_s, apart_s = [], []
     async with site(swallow, forwards=2) as (link, [first, second]):
-        started_s = time.monotonic()
-        times_s = await asyncio.gather(upload_s(first, num_bytes), upload_s(second, num_bytes))
-        total_s = time.monotonic() - started_s
+        for _ in range(TRIES):
+            started_s = time.monotonic()
+            times_s = await asyncio.gather(upload_s(first, num_bytes), upload_s(second, num_bytes))
+            totals_s.append(time.monotonic() - started_s)
+            apart_s.append(max(times_s) - min(times_s))
         state = link.state()
     ideal_s = 2 * num_bytes / 25e6
-    assert ideal_s <= total_s <= ideal_s * 1.25 + 0.12  # a busy machine may only be slower
-    assert max(times_s) - min(times_s) < 0.1 * ideal_s + 0.05
-    assert [forward.to_target_bytes for forward in state.forwards] == [num_bytes, num_bytes]
-    assert [forward.to_client_bytes for forward in state.forwards] == [8, 8]
+    assert ideal_s <= min(totals_s) <= ideal_s * 1.25 + 0.12
+    assert min(apart_s) < 0.1 * ideal_s + 0.05
+    assert [forward.to_target_bytes for forward in state.forwards] == [TRIES * num_bytes] * 2
+    assert [forward.to_client_bytes for forward in state.forwards] == [TRIES * 8] * 2
 
 
 async def test_the_directions_do_not_share() -> None:
     async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(bytes(2_000_000))
+        writer.write(bytes(4_000_000))
         await swallow(reader, writer)
 
+    took_s = []
     async with site(both) as (_, [address]):
-        reader, writer = await asyncio.open_connection(*address)
-        started_s = time.monotonic()
-        writer.write(bytes(2_000_000))
-        writer.write_eof()
-        assert len(await reader.read(-1)) == 2_000_008
-        took_s = time.monotonic() - started_s
-        writer.close()
-    assert took_s < 2 * 2_000_000 / 25e6
+        for _ in range(TRIES):
+            reader, writer = await asyncio.open_connection(*address)
+            started_s = time.monotonic()
+            writer.write(bytes(4_000_000))
+            writer.write_eof()
+            assert len(await reader.read(-1)) == 4_000_008
+            took_s.append(time.monotonic() - started_s)
+            writer.close()
+    assert min(took_s) < 2 * 4_000_000 / 25e6
 
 
 async def test_half_close_is_passed_on_and_the_other_direction_stays_open() -> None:
