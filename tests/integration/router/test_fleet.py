@@ -312,7 +312,7 @@ async def test_the_choices_of_one_request_are_spread_like_as_many_requests(pipel
             ["None"] * 4 if pipeline == "p-md" else ["rld0", "rld0", "rld1", "rld1"]
         )
         assert sorted(str(record.main) for record in bed.router.records.all()) == ["md0"] * 2 + ["md1"] * 2
-        assert set(open_at_engines(bed)) == {0}
+        await bed.until(lambda: set(open_at_engines(bed)) == {0})
 
 
 async def test_what_is_refused_after_a_part_of_it_was_planned_takes_no_room() -> None:
