@@ -23,14 +23,14 @@ from pdd.core.errors import (
     RemoteProtocolError,
 )
 from pdd.router.http_client import Connection, Gate, HttpClient
-from pdd.router.request.events import Token
+from pdd.router.request.events import Token, TokenId
 from pdd.router.sse import EventParser, TokenEvents
 
 
 class WireTopLogprob(msgspec.Struct):
     """One candidate token at a position."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
     rank: int | None = None
 
@@ -38,7 +38,7 @@ class WireTopLogprob(msgspec.Struct):
 class WireLogprob(msgspec.Struct):
     """The sampled token's entry with its candidates."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
     rank: int | None = None
     top_logprobs: list[WireTopLogprob] = []
@@ -53,7 +53,7 @@ class WireLogprobs(msgspec.Struct):
 class WireChoice(msgspec.Struct):
     """The part of a choice the router reads."""
 
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: WireLogprobs | None = None
