@@ -76,6 +76,7 @@ class FakeEngine:
         self.kill_stream_after: int | None = None
         self.stall_stream_after: int | None = None
         self.garble_stream_after: int | None = None
+        self.garbage = b'{"choices": [{"token_ids": "no'
         self.abort_stream_after: int | None = None
         self.drop_whole = 0
         self.drop_renders = 0
@@ -289,7 +290,7 @@ class FakeEngine:
         if self.stall_stream_after is not None and num_tokens >= self.stall_stream_after:
             await asyncio.sleep(3600)
         if self.garble_stream_after is not None and num_tokens >= self.garble_stream_after:
-            await response.write(b'data: {"choices": [{"token_ids": "no\n\n')
+            await response.write(b"data: " + self.garbage + b"\n\n")
 
     def _tokens(self, body: dict[str, Any], before: list[int]) -> tuple[list[int], str | None]:
         params = body["sampling_params"]

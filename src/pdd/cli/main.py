@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from pdd import __version__
 from pdd.cli import services
-from pdd.core.errors import ConfigurationError, PddError
+from pdd.core.errors import EXIT_CONFIGURATION, ConfigurationError, PddError
 
 EXIT_FAILED = 1
-EXIT_CONFIGURATION = 2
 EXIT_INTERRUPTED = 130
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from pdd.cli.options import add_config, find_engine, read_config
 from pdd.cli.serve import print_progress
 from pdd.config.schema import HandoffChoice, PddConfig, PipelineChoice
-from pdd.launch.fleet import parser_program, router_program
+from pdd.launch.fleet import parser_program, router_program, router_url
 from pdd.launch.serve import prepare_run_dir, serve
 from pdd.launch.supervisor import run_supervised
 
@@ -39,6 +39,7 @@ def add_parser(commands: "Subparsers") -> None:
 
     parser = commands.add_parser("parser", help="run the parsers of tool calls and reasoning beside a router")
     add_config(parser)
+    parser.add_argument("--port", type=int, help="of its router, instead of router.port")
     parser.set_defaults(run=_run_parser)
 
 
@@ -53,19 +54,30 @@ def _run_router(arguments: argparse.Namespace) -> int:
     from pdd.router.main import run_router
 
     config = read_config(arguments)
-    flags = {name: getattr(arguments, name) for name in ("host", "port", "pipeline", "handoff")}
-    given = {name: value for name, value in flags.items() if value is not None}
-    config = config.model_copy(update={"router": config.router.model_copy(update=given)})
+    given = _given(arguments, "host", "port", "pipeline", "handoff")
+    config = _with_router(config, given)
     if config.model.parses_answers and not arguments.alone:
         return _run_with_parser(config, arguments.config, given)
     return run_router(config, path=arguments.config)
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, object]:
+    """The flags among ``names`` that were given."""
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
+def _with_router(config: PddConfig, given: Mapping[str, object]) -> PddConfig:
+    return config.model_copy(update={"router": config.router.model_copy(update=given)})
 
 
 def _run_with_parser(config: PddConfig, path: Path, given: Mapping[str, object]) -> int:
     """The router and the parsers beside it, both started again when they end."""
     flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     program = router_program(config, config_path=path)
-    program = replace(program, argv=(*program.argv, "--alone", *flags))
+    # It lives before its engines do, and they may take as long as they need.
+    program = replace(
+        program, argv=(*program.argv, "--alone", *flags), ready_url=f"{router_url(config)}/health"
+    )
     parser = parser_program(config, config_path=path)
     return run_supervised(
         lambda supervisor: serve(supervisor, parser, program),
@@ -77,6 +89,6 @@ def _run_with_parser(config: PddConfig, path: Path, given: Mapping[str, object])
 def _run_parser(arguments: argparse.Namespace) -> int:
     from pdd.parse.main import run_parser
 
-    config = read_config(arguments)
+    config = _with_router(read_config(arguments), _given(arguments, "port"))
     prepare_run_dir(config)
-    return run_parser(config)
+    return run_parser(config, source=str(arguments.config))

@@ -111,8 +111,11 @@ def default_run_dir(config: PddConfig) -> Path:
 
 
 def parse_socket(config: PddConfig) -> Path:
-    """The Unix socket between the router and the process that parses answers."""
-    return default_run_dir(config) / "parser.sock"
+    """The Unix socket between the router and the process that parses its answers.
+
+    Routers that share the folder have a port each, and so a socket each.
+    """
+    return default_run_dir(config) / f"parser-{config.router.port}.sock"
 
 
 def agent_socket(config: PddConfig, engine_id: str) -> Path:

@@ -100,7 +100,7 @@ class EngineConfig(Section):
     """How the router reaches the engine's API; default ``http://host:port``."""
     control_url: str = ""
     """How the router reaches the agent's control API; default ``http://host:control_port``."""
-    events_port: Port | None = None
+    events_port: Annotated[int, Field(ge=1, le=65534)] | None = None
     """Where the engine says what its caches hold; the port after it repeats what a router missed. Both carry
     prompts in clear. Default: a Unix socket in ``run_dir``, for a router on the same host."""
     advertise: Address | None = None
@@ -117,6 +117,15 @@ class EngineConfig(Section):
     """More environment for the engine."""
 
     @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        """Only its own: which other engines are on the same machine, the file does not say."""
+        keys: dict[int, str] = {}
+        for key, port in self.ports.items():
+            if (other := keys.setdefault(port, key)) != key:
+                raise ValueError(f"port {port} of {self.id} is asked for twice, by {other} and by {key}")
+        return self
+
+    @model_validator(mode="after")
     def _fill_addresses(self) -> Self:
         host = f"[{self.host}]" if ":" in self.host else self.host
         for field, value in (
@@ -126,6 +135,14 @@ class EngineConfig(Section):
         ):
             object.__setattr__(self, field, value)
         return self
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Every port that the engine or its agent listens at, by its key."""
+        ports = {"port": self.port, "data_port": self.data_port, "control_port": self.control_port}
+        if self.events_port is not None:
+            ports |= {"events_port": self.events_port, "events_port + 1": self.events_port + 1}
+        return ports
 
     @property
     def data_address(self) -> str:
@@ -242,6 +259,9 @@ class RouterConfig(Section):
     """Deadline of one request, from its arrival to its last byte."""
     engine_idle_timeout_s: Annotated[Duration, Field(gt=0)] = 60.0
     """An engine that is silent for so long in the middle of an answer has failed; another one continues."""
+    connect_timeout_s: Annotated[Duration, Field(gt=0)] = 3.0
+    """An engine or agent that does not take a connection within this is down. Across the WAN it takes 0.1 s,
+    one lost packet 1 s more and two 3 s; more is for hosts whose engines get no processor for seconds."""
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 4096
     """Requests served at once; more wait. Their streams cost about 100 KB each."""
     queue_size: Annotated[int, Field(ge=0)] = 1024

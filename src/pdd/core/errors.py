@@ -32,6 +32,11 @@ class PddError(Exception):
     """Base of every error PDD raises on purpose."""
 
 
+EXIT_CONFIGURATION = 2
+"""Status of a program that ends with a ``ConfigurationError``, as of any that does not take its flags: it
+would say the same if it were started again."""
+
+
 class ConfigurationError(PddError):
     """A file, flag or environment variable has to be changed by a person."""
 

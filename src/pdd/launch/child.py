@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from pdd.core.errors import LaunchError
+from pdd.core.errors import EXIT_CONFIGURATION, ConfigurationError, LaunchError
 from pdd.launch.procfs import MARKER, living_members, signal_all, start_ticks, without_trackers
 from pdd.launch.program import Program
 from pdd.launch.reaper import Reaper
@@ -19,8 +19,8 @@ TRACKER_S = 5.0
 """How long a resource tracker may clean up after the processes it served."""
 
 _LOG_TAIL_BYTES = 64 * 2**10
-_REASON = re.compile(r"\bpdd\.core\.errors\.\w+: (.+)")
-"""An error of ours as Python's tracebacks end with it."""
+_REASON = re.compile(r"(?:\bpdd\.core\.errors\.\w+|^pdd): (.+)", re.MULTILINE)
+"""An error of ours as Python's tracebacks end with it, or as our own programs do."""
 _POLL_S = 0.05
 
 
@@ -113,18 +113,22 @@ class Child:
         """The last lines it wrote since it was started."""
         return self._log_tail().splitlines()[-LOG_LINES:]
 
-    def failure(self, problem: str) -> LaunchError:
+    def failure(self, problem: str) -> LaunchError | ConfigurationError:
         """The error that tells what happened, with the program's last words.
+
+        A program that says by its exit status that a person has to change something gives a
+        ``ConfigurationError``: it is of no use to start it again.
 
         An engine that PDD refuses says why, and then vLLM's processes bury it under their tracebacks.
         """
         reasons = _REASON.findall(self._log_tail())
-        return LaunchError(
+        error = LaunchError(
             self.program.name,
             f"{problem}: {reasons[-1]}" if reasons else problem,
             log_lines=self.last_lines(),
             log_path=str(self.log_path),
         )
+        return ConfigurationError(str(error)) if self.status == EXIT_CONFIGURATION else error
 
     def _log_tail(self) -> str:
         with self.log_path.open("rb") as log:

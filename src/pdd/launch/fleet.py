@@ -12,6 +12,8 @@ from pdd.launch.program import PortUse, Program
 ENGINE_READY_S = 900.0
 """An engine loads its model and profiles its memory: a minute for a small one, many for one of 100 GB."""
 ENGINE_GRACE_S = 15.0
+PARSER_READY_S = 300.0
+"""It imports vLLM: 11 s of CPU time, which may take long on a busy host."""
 
 STOP_ROUTER, STOP_ENGINES, STOP_AGENTS, STOP_LINK = range(4)
 """The router first, since it can still end its requests; agents after engines, whose copies they make."""
@@ -29,7 +31,9 @@ def engine_program(config: PddConfig, engine: EngineConfig) -> Program:
         env=command.env,
         ready_url=f"{_local_url(engine.host, engine.port)}/health",
         ready_timeout_s=ENGINE_READY_S,
-        ports=(_port(config, engine, "port"),),
+        ports=tuple(
+            _port(config, engine, key) for key in engine.ports if key not in ("data_port", "control_port")
+        ),
         files=tuple(command.shm_files),
         stop_order=STOP_ENGINES,
         grace_s=ENGINE_GRACE_S,
@@ -72,7 +76,7 @@ def router_program(config: PddConfig, *, config_path: Path) -> Program:
         name="router",
         argv=pdd_argv("router", "--config", str(config_path)),
         env=dict(_ONE_THREAD),
-        ready_url=f"{_local_url(router.host, router.port)}/ready",
+        ready_url=f"{router_url(config)}/ready",
         ready_timeout_s=120.0,
         ports=(PortUse(host=router.host, port=router.port, key="router.port"),),
         stop_order=STOP_ROUTER,
@@ -80,13 +84,21 @@ def router_program(config: PddConfig, *, config_path: Path) -> Program:
     )
 
 
+def router_url(config: PddConfig) -> str:
+    """Where this machine reaches the endpoint."""
+    return _local_url(config.router.host, config.router.port)
+
+
 def parser_program(config: PddConfig, *, config_path: Path) -> Program:
     """The process that parses answers for the router beside it."""
+    socket = parse_socket(config)
     return Program(
         name="parser",
-        argv=pdd_argv("parser", "--config", str(config_path)),
+        argv=pdd_argv("parser", "--config", str(config_path), "--port", str(config.router.port)),
         env=dict(_ONE_THREAD),
-        files=(parse_socket(config),),
+        ready_socket=socket,
+        ready_timeout_s=PARSER_READY_S,
+        files=(socket,),
         stop_order=STOP_ENGINES,
     )
 
@@ -119,11 +131,9 @@ def shell_line(program: Program) -> str:
     return " ".join([*environment, shlex.join(argv)])
 
 
-def _port(config: PddConfig, engine: EngineConfig, field: str) -> PortUse:
+def _port(config: PddConfig, engine: EngineConfig, key: str) -> PortUse:
     index = config.engines.index(engine)
-    return PortUse(
-        host=engine.host, port=getattr(engine, field), key=f"engines[{index}].{field}, {engine.id}"
-    )
+    return PortUse(host=engine.host, port=engine.ports[key], key=f"engines[{index}].{key}, {engine.id}")
 
 
 def _link_ports(index: int, link: LinkConfig) -> list[PortUse]:

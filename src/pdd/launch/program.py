@@ -26,7 +26,9 @@ class Program:
         name: In messages, and the name of its log file.
         argv: Its command line.
         env: Laid over this process's environment.
-        ready_url: Answers 200 once the program can be used; None: as soon as it runs.
+        ready_url: Answers 200 once the program can be used.
+        ready_socket: A Unix socket that takes connections once the program can be used. With neither, it can
+            be as soon as it runs.
         ready_timeout_s: How long that may take.
         ports: What it will listen at.
         files: What it may leave behind (sockets, shared memory): removed before it starts and after it ended.
@@ -39,6 +41,7 @@ class Program:
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     ready_url: str | None = None
+    ready_socket: Path | None = None
     ready_timeout_s: float = 60.0
     ports: tuple[PortUse, ...] = ()
     files: tuple[Path, ...] = ()

@@ -12,7 +12,7 @@ from typing import Any, Literal, Never, Self, TypeVar
 
 import aiohttp
 
-from pdd.core.errors import LaunchError
+from pdd.core.errors import ConfigurationError, LaunchError
 from pdd.launch.child import Child, describe_status
 from pdd.launch.program import Program, check_ports
 from pdd.launch.reaper import Reaper
@@ -83,7 +83,7 @@ class Supervisor:
         """The program runs and is ready.
 
         Raises:
-            ConfigurationError: If a port it needs is taken.
+            ConfigurationError: If a port it needs is taken, or it refuses its flags or file.
             LaunchError: If it ends before it is ready, with its last log lines, or is not ready in time.
         """
         check_ports([program])
@@ -99,10 +99,10 @@ class Supervisor:
             error = child.failure(f"was not ready after {program.ready_timeout_s:.0f} s")
             await self._end(child)
             raise error from None
-        except LaunchError:
+        except (LaunchError, ConfigurationError):
             await self._end(child)
             raise
-        if program.ready_url is not None:
+        if program.ready_url is not None or program.ready_socket is not None:
             self._tell(program, "ready", elapsed_s=time.monotonic() - started_s)
         return child
 
@@ -110,6 +110,7 @@ class Supervisor:
         """The program has run to its end; returns its last lines.
 
         Raises:
+            ConfigurationError: If it refuses its flags or file.
             LaunchError: If it fails, or takes longer than its ``ready_timeout_s``.
         """
         started_s = time.monotonic()
@@ -134,6 +135,7 @@ class Supervisor:
             child: The program if it runs already.
 
         Raises:
+            ConfigurationError: If it refuses its flags or file: it would do so again.
             LaunchError: If it failed ``MAX_FAILURES`` times in a row before it was ready.
         """
         failures, backoff_s = 0, FIRST_BACKOFF_S
@@ -144,7 +146,10 @@ class Supervisor:
                 failures = 0
                 status = await child.wait()
                 detail = describe_status(status)
+                failure = child.failure(detail)
                 await self._end(child)
+                if isinstance(failure, ConfigurationError):
+                    raise failure
             except LaunchError as error:
                 failures += 1
                 if failures == MAX_FAILURES:
@@ -165,7 +170,7 @@ class Supervisor:
         """The result of ``work``, during which no program ended that should run.
 
         Raises:
-            LaunchError: If one did, with its last log lines; ``work`` is cancelled then.
+            LaunchError, ConfigurationError: If one did, with its last log lines; ``work`` is cancelled then.
         """
         tasks = asyncio.ensure_future(work), asyncio.ensure_future(self._first_end())
         try:
@@ -178,7 +183,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first_end(self) -> LaunchError:
+    async def _first_end(self) -> LaunchError | ConfigurationError:
         while True:
             for child in self._children:
                 if child.status is not None and not child.program.ends:
@@ -216,12 +221,27 @@ class Supervisor:
             while True:
                 if child.status is not None:
                     raise child.failure(f"{describe_status(child.status)} before it was ready")
-                if child.program.ready_url is None or await _answers(session, child.program.ready_url):
+                if await _is_ready(session, child.program):
                     return
                 await asyncio.sleep(_PROBE_INTERVAL_S)
 
     def _tell(self, program: Program, state: State, *, elapsed_s: float = 0.0, detail: str = "") -> None:
         self._on_progress(Progress(name=program.name, state=state, elapsed_s=elapsed_s, detail=detail))
+
+
+async def _is_ready(session: aiohttp.ClientSession, program: Program) -> bool:
+    if program.ready_socket is not None and not await _listens(program.ready_socket):
+        return False
+    return program.ready_url is None or await _answers(session, program.ready_url)
+
+
+async def _listens(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(str(path))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

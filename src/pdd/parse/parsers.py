@@ -4,7 +4,7 @@ The only module of this package that knows vLLM. It loads the tokenizer, no mode
 
 Source:
     vllm/entrypoints/openai/chat_completion/serving.py (``chat_completion_stream_generator``,
-    ``chat_completion_full_generator``), vllm/parser/abstract_parser.py@0.32.0.
+    ``chat_completion_full_generator``), vllm/parser/{abstract_parser,parser_manager}.py@0.32.0.
 """
 
 from typing import Any
@@ -12,10 +12,15 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.serve.utils.tool_calls_utils import maybe_filter_parallel_tool_calls
 from vllm.parser import ParserManager
+from vllm.parser.parser_manager import HF_PARSER
+from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.tokenizers import get_tokenizer
+from vllm.tool_parsers import ToolParserManager
 
+from pdd.config.schema import ModelConfig
 from pdd.core.errors import ConfigurationError
+from pdd.parse.names import check_names
 
 
 class Answer:
@@ -70,30 +75,39 @@ class Parsers:
     """The parsers of one model.
 
     Args:
-        model_path: Where its tokenizer is.
-        tool_call_parser: vLLM's name of the parser, as for ``vllm serve --tool-call-parser``.
-        reasoning_parser: Likewise.
+        model: Where its tokenizer is, and vLLM's names of its parsers.
+        source: The configuration, in messages.
 
     Raises:
         ConfigurationError: If vLLM has none of that name, or it does not fit the tokenizer.
     """
 
-    def __init__(
-        self, *, model_path: str, tool_call_parser: str | None, reasoning_parser: str | None
-    ) -> None:
+    def __init__(self, model: ModelConfig, *, source: str) -> None:
+        check_names(
+            model,
+            tool_call_parsers=sorted({*ToolParserManager.list_registered(), HF_PARSER}),
+            reasoning_parsers=sorted({*ReasoningParserManager.list_registered(), HF_PARSER}),
+            source=source,
+        )
         try:
-            self._tokenizer = get_tokenizer(model_path)
+            self._tokenizer = get_tokenizer(model.path)
+        except Exception as error:  # vLLM raises what it likes
+            raise ConfigurationError(f"{source}: model.path: {error}") from error
+        try:
             self._class = ParserManager.get_parser(
-                tool_parser_name=tool_call_parser,
-                reasoning_parser_name=reasoning_parser,
-                enable_auto_tools=tool_call_parser is not None,
-                model_name=model_path,
+                tool_parser_name=model.tool_call_parser,
+                reasoning_parser_name=model.reasoning_parser,
+                enable_auto_tools=model.tool_call_parser is not None,
+                model_name=model.path,
                 tokenizer=self._tokenizer,
             )
-        except Exception as error:  # vLLM raises what it likes
-            raise ConfigurationError(f"model.tool_call_parser, model.reasoning_parser: {error}") from error
+        except Exception as error:
+            keys = "model.tool_call_parser, model.reasoning_parser"
+            raise ConfigurationError(f"{source}: {keys}: {error}") from error
         if self._class is None:
-            raise ConfigurationError("neither model.tool_call_parser nor model.reasoning_parser is set")
+            raise ConfigurationError(
+                f"{source}: neither model.tool_call_parser nor model.reasoning_parser is set"
+            )
 
     def open(self, request: dict[str, Any], prompt_ids: list[int]) -> Answer:
         """A new answer to a client's request."""

@@ -52,11 +52,11 @@ class ParseConnection(asyncio.Protocol):
             log.error("a connection is closed: %s", error)
             self._transport.abort()
             return
-        replies = [pack(reply) for message in messages if (reply := self._answer(message)) is not None]
+        replies = [reply for message in messages if (reply := self._answer(message)) is not None]
         if replies:
             self._transport.write(b"".join(replies))
 
-    def _answer(self, message: Message) -> Parsed | None:
+    def _answer(self, message: Message) -> bytes | None:
         match message:
             case Open():
                 self._answers[message.stream] = self._open(message)
@@ -75,18 +75,19 @@ class ParseConnection(asyncio.Protocol):
             log.exception("an answer cannot be parsed")
             return f"{type(error).__name__}: {error}"
 
-    def _parse(self, message: Feed | Whole) -> Parsed:
+    def _parse(self, message: Feed | Whole) -> bytes:
         answer = self._answers.get(message.stream, "the answer was not opened")
         if isinstance(answer, str):
-            return Parsed(message.stream, error=answer)
+            return pack(Parsed(message.stream, error=answer))
         try:
             if isinstance(message, Whole):
                 fields: dict[str, object] | None = answer.whole(message.text, message.ids)
             else:
                 fields = answer.feed(message.text, message.ids, finished=message.finished)
             is_last = isinstance(message, Whole) or message.finished
-            return Parsed(message.stream, fields, answer.reasoning_tokens if is_last else None)
+            # Packed here, since what a parser gives may be what no message can hold.
+            return pack(Parsed(message.stream, fields, answer.reasoning_tokens if is_last else None))
         except Exception as error:
             log.exception("an answer cannot be parsed")
             self._answers[message.stream] = text = f"{type(error).__name__}: {error}"
-            return Parsed(message.stream, error=text)
+            return pack(Parsed(message.stream, error=text))

@@ -20,7 +20,7 @@ class EngineView:
     Args:
         id: The engine's id.
         healthy: It answers its health check.
-        running: Requests the router has open on it or is about to, once their KV has landed.
+        running: Requests the router has open on it or is about to: planned, or until their KV has landed.
         capacity: Requests it runs at once.
         kv_ready: The agent beside it is connected, so KV can reach or leave it.
         max_model_len: Prompt and answer together, in tokens; None if not yet known.

@@ -49,11 +49,14 @@ class AgentClient:
     Args:
         engine_id: The engine beside the agent.
         url: Base URL of the control port.
+        connect_timeout_s: An agent that takes no connection within this is not there.
         on_store: Told how many slots the agent's store has, and how many are used, when that may have
             changed.
     """
 
-    def __init__(self, *, engine_id: str, url: str, on_store: StoreListener) -> None:
+    def __init__(
+        self, *, engine_id: str, url: str, connect_timeout_s: float, on_store: StoreListener
+    ) -> None:
         self.engine_id = engine_id
         self._on_store = on_store
         self.url = url.rstrip("/")
@@ -66,9 +69,10 @@ class AgentClient:
         self._listeners: OrderedDict[str, Listener] = OrderedDict()
         self._after = 0
         self._boot: str | None = None
-        self._control = HttpClient(self.url, {})  # two orders a request: aiohttp takes five times as long
+        # Two orders a request: aiohttp takes five times as long.
+        self._control = HttpClient(self.url, {}, connect_timeout_s=connect_timeout_s)
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=3.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
         )
 

@@ -23,14 +23,14 @@ from pdd.core.errors import (
     RemoteProtocolError,
 )
 from pdd.router.http_client import Connection, Gate, HttpClient
-from pdd.router.request.events import Token
+from pdd.router.request.events import Token, TokenId
 from pdd.router.sse import EventParser, TokenEvents
 
 
 class WireTopLogprob(msgspec.Struct):
     """One candidate token at a position."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
     rank: int | None = None
 
@@ -38,7 +38,7 @@ class WireTopLogprob(msgspec.Struct):
 class WireLogprob(msgspec.Struct):
     """The sampled token's entry with its candidates."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
     rank: int | None = None
     top_logprobs: list[WireTopLogprob] = []
@@ -53,7 +53,7 @@ class WireLogprobs(msgspec.Struct):
 class WireChoice(msgspec.Struct):
     """The part of a choice the router reads."""
 
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: WireLogprobs | None = None
@@ -110,16 +110,24 @@ class EngineClient:
         engine_id: For error messages.
         url: Base URL.
         idle_timeout_s: Longest silence of an answer in progress.
+        connect_timeout_s: An engine that takes no connection within this is down.
         api_key: Sent as bearer token if the engines want one.
     """
 
     def __init__(
-        self, *, engine_id: str, url: str, idle_timeout_s: float, api_key: str | None = None
+        self,
+        *,
+        engine_id: str,
+        url: str,
+        idle_timeout_s: float,
+        connect_timeout_s: float,
+        api_key: str | None = None,
     ) -> None:
         self.engine_id = engine_id
         self.url = url.rstrip("/")
         self._idle_timeout_s = idle_timeout_s
-        self._http = HttpClient(self.url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = HttpClient(self.url, headers, connect_timeout_s=connect_timeout_s)
 
     async def close(self) -> None:
         """Close all connections."""

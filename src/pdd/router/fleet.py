@@ -82,7 +82,7 @@ class EngineState:
         return EngineView(
             id=self.config.id,
             healthy=self.healthy,
-            running=len(self._on_down) + self._num_expected,
+            running=self._num_open,
             capacity=self.config.max_num_seqs or DEFAULT_CAPACITY,
             kv_ready=self.agent.alive and self.agent.engine_connected,
             max_model_len=self.max_model_len,
@@ -91,6 +91,10 @@ class EngineState:
             kv_usage_ratio=self.kv_usage_ratio,
             pending_tokens=self._pending_tokens,
         )
+
+    @property
+    def _num_open(self) -> int:
+        return len(self._on_down) + self._num_expected
 
     def view_for(self, prompt: PromptBlocks) -> EngineView:
         """The view, with what the engine is believed to hold of a prompt."""
@@ -107,7 +111,7 @@ class EngineState:
 
     @contextmanager
     def expected(self) -> Iterator[None]:
-        """One more request will run here while the context is open, as soon as its KV has landed."""
+        """One more request counts here while the context is open: it will run as soon as it can."""
         self._num_expected += 1
         try:
             yield
@@ -163,7 +167,7 @@ class EngineState:
             return False
         now_s = asyncio.get_running_loop().time()
         state = self._breaker.view(now_s=now_s, params=self._breaker_params)
-        return state == "open" or (state == "half-open" and bool(self._on_down))
+        return state == "open" or (state == "half-open" and self._num_open > 0)
 
     def note_itl(self, itl_s: float) -> None:
         """One answer's mean time for a token; recent answers count most."""
@@ -231,10 +235,16 @@ class Fleet:
                 engine_id=engine.id,
                 url=engine.url,
                 idle_timeout_s=router.engine_idle_timeout_s,
+                connect_timeout_s=router.connect_timeout_s,
                 api_key=api_key,
             ),
             page=MetricsPage(url=engine.url, api_key=api_key),
-            agent=AgentClient(engine_id=engine.id, url=engine.control_url, on_store=belief.store_is),
+            agent=AgentClient(
+                engine_id=engine.id,
+                url=engine.control_url,
+                connect_timeout_s=router.connect_timeout_s,
+                on_store=belief.store_is,
+            ),
             breaker=BreakerParams(failures=router.breaker_failures, open_s=router.breaker_open_s),
             belief=belief,
             events=events,

@@ -15,8 +15,6 @@ import httptools
 
 from pdd.core.errors import ConnectError, ConnectionLostError, DeadlineError, PddError, RemoteProtocolError
 
-CONNECT_TIMEOUT_S = 3.0
-"""A handshake across the WAN takes 0.1 s; what takes longer than this is down."""
 POOL_IDLE_S = 3.0
 """uvicorn closes idle connections after 5 s; ours must be gone before."""
 TRAILER_TIMEOUT_S = 1.0
@@ -298,14 +296,16 @@ class HttpClient:
     Args:
         url: Base URL, http or https.
         headers: Sent with every request.
+        connect_timeout_s: A server that takes no connection within this is down.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], *, connect_timeout_s: float) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._ssl else 80)
         self._base = parts.path.rstrip("/")
+        self._connect_timeout_s = connect_timeout_s
         self._head = header_lines({"Host": parts.netloc.rpartition("@")[2], **headers})
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
@@ -381,7 +381,7 @@ class HttpClient:
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: Connection(on_free=self._rest, on_lost=self._forget),
                     self._host,
@@ -389,7 +389,7 @@ class HttpClient:
                     ssl=self._ssl,
                 )
         except TimeoutError:
-            raise ConnectError(f"no connection within {CONNECT_TIMEOUT_S:g} s") from None
+            raise ConnectError(f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
             raise ConnectError(str(error.strerror or error)) from error
         self._all.add(connection)

@@ -137,6 +137,14 @@ class ParserClient(asyncio.Protocol):
             self._streams.pop(number, None)
             self._send(Close(number))
 
+    async def problem(self) -> str | None:
+        """Why no answer could be parsed now; None if one could."""
+        try:
+            await self._connect()
+        except NoEndpointError as error:
+            return str(error)
+        return None
+
     def close(self) -> None:
         """The connection is closed."""
         if self._transport is not None:

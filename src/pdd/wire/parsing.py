@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pdd.core.errors import RemoteProtocolError
+from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 """Bound on one message: the request of a client with its prompt's token ids."""
@@ -70,8 +70,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(message: Message) -> bytes:
-    """The message as it is sent."""
+    """The message as it is sent.
+
+    Raises:
+        LocalProtocolError: If it is larger than the other side takes: it would end all answers for one.
+    """
     payload = _encode(message)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(f"a message of {len(payload)} bytes to the parsers")
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -99,7 +105,7 @@ class MessageBuffer:
                 break
             try:
                 messages.append(_decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise RemoteProtocolError(f"not a message: {error}") from error
             start = end
         del self._buffer[:start]

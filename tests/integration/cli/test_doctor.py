@@ -1,5 +1,6 @@
 """``pdd doctor`` against running agents."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from tests.kit.agent_fleet import AgentProcess, free_port, wait_for
 from tests.kit.certificates import Pki
 
+from pdd.cli.doctor.facts import probe_events
 from pdd.cli.main import main
+from pdd.config.load import KvEventAddresses
 
 
 class _Healthy(BaseHTTPRequestHandler):
@@ -98,3 +102,30 @@ def test_a_broken_configuration_is_a_finding(tmp_path: Path, capsys: pytest.Capt
     status, report = diagnose(path, capsys)
     assert status == 1
     assert "modell: unknown key" in report["findings"][0]["detail"]
+
+
+def addresses(publish: str, replay: str) -> KvEventAddresses:
+    return KvEventAddresses(publish="", publish_replay="", follow=publish, follow_replay=replay)
+
+
+async def test_kv_events_are_heard_of_where_they_are_published_and_only_there(tmp_path: Path) -> None:
+    async def answer_otherwise(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(answer_otherwise, "127.0.0.1", 0)
+    near = f"ipc://{tmp_path}/p0.kv"
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher, context.socket(zmq.ROUTER) as replay:
+        publisher.bind(near)
+        far = f"tcp://127.0.0.1:{replay.bind_to_random_port('tcp://127.0.0.1')}"
+        closed = f"tcp://127.0.0.1:{free_port()}"
+        async with other:
+            http = f"tcp://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+            assert await probe_events(addresses(near, far)) == (None, None)
+            problem, _ = await probe_events(addresses(closed, http))
+    assert problem is not None
+    refused, not_zeromq = problem.split("; ")
+    assert refused.startswith(f"{closed}: ")
+    assert not_zeromq == f"{http} answers, but not as ZeroMQ: is engines[].events_port right?"
+    unknown = f"{tmp_path}/none.kv is not on this host"
+    assert await probe_events(addresses(f"ipc://{tmp_path}/none.kv", near)) == (None, unknown)

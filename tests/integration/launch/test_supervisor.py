@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,34 @@ async def test_an_engine_that_never_becomes_ready_is_given_up(
     with pytest.raises(LaunchError, match="boom: out of tokens"):
         await serve(watched.supervisor, fake(tmp_path, "agent"), engine)
     assert watched.states("engine").count("starting") == MAX_FAILURES
+
+
+REFUSES = "import sys; print('pdd: pdd.toml: model.name: not this one', file=sys.stderr); sys.exit(2)"
+
+
+async def test_a_program_that_refuses_its_configuration_is_not_started_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_BACKOFF_S", 0.05)
+    refuses = Program(name="parser", argv=(sys.executable, "-c", REFUSES))
+    words = r"parser ended with status 2( before it was ready)?: pdd.toml: model.name: not this one; its last"
+    with pytest.raises(ConfigurationError, match=words):
+        await watched.supervisor.keep(refuses)
+    with pytest.raises(ConfigurationError, match=words):
+        await watched.supervisor.start(replace(refuses, ready_url="http://127.0.0.1:1/"))
+    assert watched.states("parser").count("starting") == 2
+
+
+async def test_a_program_is_ready_when_its_socket_takes_connections(watched: Watched, tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    listens = (
+        "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); "
+        "time.sleep(0.3); s.listen(); time.sleep(600)"
+    )
+    argv = (sys.executable, "-c", listens, str(path))
+    await watched.supervisor.start(Program(name="one", argv=argv, ready_socket=path, files=(path,)))
+    assert watched.states("one") == ["starting", "ready"]
+    _, writer = await asyncio.open_unix_connection(str(path))
+    writer.close()
+    await watched.supervisor.stop()
+    assert not path.exists()

@@ -57,6 +57,15 @@ async def test_main_lost_after_handoff_is_continued_elsewhere(how: str, when: in
         assert (record["attempts"], record["main"]) == (2, "md1")
 
 
+@pytest.mark.parametrize("number", [10**20, -1, 2**31])
+async def test_a_token_that_cannot_be_one_is_an_engines_failure_like_others(number: int) -> None:
+    async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md"}) as bed:
+        bed.md0.garble_stream_after = 5
+        bed.md0.garbage = b'{"choices": [{"token_ids": [%d]}]}' % number
+        record = await check_whole(bed)
+        assert (record["attempts"], record["main"]) == (2, "md1")
+
+
 async def test_the_only_main_lost_after_handoff_is_continued_by_the_relay() -> None:
     async with running_bed(router={"pipeline": "p-rld-md", "handoff": "one-shot"}) as bed:
         bed.agents["p0"].lands_after["md0"] = (bed.rld0, 6)

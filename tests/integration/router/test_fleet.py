@@ -282,3 +282,49 @@ async def test_automatic_mode_follows_the_relays_load_both_ways_without_flapping
         page = bed.router.metrics.text().decode()
         for mode in ("one-shot", "catch-up"):
             assert f'pdd_handoff_auto_switches_total{{engine="rld0",mode="{mode}"}} 1.0' in page
+
+
+# ---- several answers planned at once
+
+
+def served(bed: Bed, *engines: str) -> list[int]:
+    """How many generate requests each engine got."""
+    return [len(bed.engines[engine].seen) for engine in engines]
+
+
+def open_at_engines(bed: Bed) -> list[int]:
+    """What the router counts at each engine, in requests and in tokens."""
+    views = [state.view for state in bed.router.fleet.engines.values()]
+    return [view.running for view in views] + [view.pending_tokens for view in views]
+
+
+@pytest.mark.parametrize("pipeline", ["p-md", "p-rld-md"])
+async def test_the_choices_of_one_request_are_spread_like_as_many_requests(pipeline: str) -> None:
+    async with running_bed(roles=TWO_OF_ALL, router={"pipeline": pipeline, "handoff": "one-shot"}) as bed:
+        body = await bed.chat("the same for all", n=4, max_tokens=20)
+        texts = [choice["message"]["content"] for choice in body["choices"]]
+        assert texts == [bed.reference("the same for all", 20)] * 4
+        assert served(bed, "p0", "p1") == [2, 2]
+        planned = [bed.router.records.get(f"{body['id'].partition('-')[2]}{end}") for end in ("", "-1")]
+        assert [record.prefill for record in planned if record] == ["p0", "p1"]
+        relays = [record.relay for record in bed.router.records.all()]
+        assert sorted(str(relay) for relay in relays) == (
+            ["None"] * 4 if pipeline == "p-md" else ["rld0", "rld0", "rld1", "rld1"]
+        )
+        assert sorted(str(record.main) for record in bed.router.records.all()) == ["md0"] * 2 + ["md1"] * 2
+        await bed.until(lambda: set(open_at_engines(bed)) == {0})
+
+
+async def test_what_is_refused_after_a_part_of_it_was_planned_takes_no_room() -> None:
+    async with running_bed(roles=TWO_OF_ALL) as bed:
+        answer = await bed.post("/v1/completions", prompt=["short", "long " * 1200], n=3, max_tokens=5)
+        assert answer.status == 400
+        assert set(open_at_engines(bed)) == {0}
+
+
+async def test_one_request_tries_an_engine_whose_breaker_is_half_open_also_of_those_planned_at_once() -> None:
+    async with running_bed(roles=TWO_OF_ALL, router={"pipeline": "p-md", "breaker_open_s": 0.0}) as bed:
+        for _ in range(3):
+            bed.router.fleet.engines["md0"].note_failure()
+        await bed.chat("which of them is it", n=4, max_tokens=5)
+        assert sorted(str(record.main) for record in bed.router.records.all()) == ["md0"] + ["md1"] * 3

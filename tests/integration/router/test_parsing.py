@@ -45,7 +45,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     process = Popen([sys.executable, "-m", "pdd.cli", "parser", "--config", str(config)])
     try:
-        while not (folder / "parser.sock").exists():
+        while not (folder / "parser-8000.sock").exists():
             assert process.poll() is None, "the parse process ended"
             with contextlib.suppress(TimeoutError):
                 asyncio.run(asyncio.sleep(0.1))
@@ -53,7 +53,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     finally:
         process.terminate()
         assert process.wait(10) == 0
-    assert not (folder / "parser.sock").exists()
+    assert not (folder / "parser-8000.sock").exists()
 
 
 @contextlib.asynccontextmanager

@@ -123,7 +123,7 @@ async def test_large_bodies_pass(size_bytes: int) -> None:
 
 async def test_connections_are_used_again_after_whole_and_streamed_answers() -> None:
     async with running_bed() as bed:
-        client = HttpClient(bed.p0.url, {})
+        client = HttpClient(bed.p0.url, {}, connect_timeout_s=3.0)
         connections = set()
         for _ in range(3):
             async with client.exchange("GET", "/v1/models") as answer:
@@ -137,7 +137,7 @@ async def test_connections_are_used_again_after_whole_and_streamed_answers() -> 
 async def test_a_stalled_answer_is_given_up_but_not_while_its_reader_is_held_back() -> None:
     async with running_bed() as bed:
         bed.md0.stall_stream_after = 1
-        client, gate = HttpClient(bed.md0.url, {}), Gate()
+        client, gate = HttpClient(bed.md0.url, {}, connect_timeout_s=3.0), Gate()
         body = json.dumps(
             {"token_ids": [1, 2], "stream": True, "sampling_params": {"max_tokens": 5}}
         ).encode()
@@ -157,7 +157,7 @@ async def test_a_stalled_answer_is_given_up_but_not_while_its_reader_is_held_bac
 
 async def test_nobody_at_the_address_and_a_cut_answer_are_told_apart() -> None:
     async with running_bed() as bed:
-        client = HttpClient(bed.p0.url, {})
+        client = HttpClient(bed.p0.url, {}, connect_timeout_s=3.0)
         bed.p0.drop_whole = 1
         body = json.dumps({"token_ids": [1], "sampling_params": {"max_tokens": 1}}).encode()
         with pytest.raises(ConnectionLostError):

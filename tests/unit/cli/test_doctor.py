@@ -9,7 +9,7 @@ from tests.kit.engine_side import fingerprint
 
 from pdd.cli.doctor.facts import CertificateFacts, EngineFacts
 from pdd.cli.doctor.findings import Finding, examine
-from pdd.config.schema import EngineConfig, ModelConfig, PddConfig
+from pdd.config.schema import EngineConfig, ForwardConfig, LinkConfig, ModelConfig, PddConfig
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 PRINT = fingerprint(chunk_bytes=4096, chunk_tokens=32)
@@ -82,6 +82,7 @@ def test_a_good_deployment_has_no_complaint() -> None:
         ({"state": state("md9")}, "agent", "md9"),
         ({"port_problem": "no answer from x"}, "data port", "no answer"),
         ({"port_answer": "rld0"}, "data port", "advertise"),
+        ({"events_problem": "tcp://x:5557: Connection refused"}, "KV events", "refused"),
         ({"state": state("md0", fingerprint=PRINT | {"dtype": "bf16"})}, "chunks", "dtype: test != bf16"),
     ],
 )
@@ -115,6 +116,37 @@ def test_a_port_used_twice_is_named() -> None:
     findings = examine(make_config(port=102), facts(), now=NOW)
     assert ("ports", "127.0.0.1:102", "fail") in bad(findings)
     assert "p0.control_port and md0.port" in findings[0].detail
+
+
+@pytest.mark.parametrize(
+    ("port", "taken", "words"),
+    [(102, 102, "p0.control_port and md0.events_port"), (99, 100, "p0.port and md0.events_port + 1")],
+)
+def test_the_ports_of_kv_events_are_ports_like_others(port: int, taken: int, words: str) -> None:
+    findings = examine(make_config(events_port=port), facts(), now=NOW)
+    assert bad(findings) == [("ports", f"127.0.0.1:{taken}", "fail")]
+    assert findings[0].detail == f"used by {words}"
+
+
+def test_engines_that_are_reached_elsewhere_have_ports_of_their_own() -> None:
+    config = make_config(port=100, url="http://md.example:100")
+    assert bad(examine(config, facts(), now=NOW)) == []
+
+
+def test_the_ports_of_an_emulated_line_are_compared_too() -> None:
+    forward = ForwardConfig(listen="127.0.0.1:101", target="127.0.0.1:1")
+    link = LinkConfig(rate=1e6, delay=0.01, forwards=(forward,), control="127.0.0.1:8000")
+    config = make_config().model_copy(update={"links": (link,)})
+    findings = examine(config, facts(), now=NOW)
+    assert {(f.subject, f.detail) for f in findings if f.check == "ports"} == {
+        ("127.0.0.1:101", "used by p0.data_port and wan.listen"),
+        ("127.0.0.1:8000", "used by router.port and wan.control"),
+    }
+
+
+def test_kv_events_that_cannot_be_asked_for_from_here_are_skipped_with_the_reason() -> None:
+    findings = examine(make_config(), facts(md0={"events_unknown": "not on this host"}), now=NOW)
+    assert bad(findings) == [("KV events", "md0", "skip")]
 
 
 @pytest.mark.parametrize(

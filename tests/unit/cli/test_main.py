@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pdd import __version__
-from pdd.cli.main import EXIT_CONFIGURATION, main
+from pdd.cli.main import main
+from pdd.core.errors import EXIT_CONFIGURATION
 
 CONFIG = """
 run_dir = "/tmp/pdd-unit"

@@ -82,6 +82,18 @@ def test_the_environment_lies_over_the_file(tmp_path: Path) -> None:
         (('"2GiB"', '"2 gigs"'), ["engines[0].store_bytes: '2 gigs' is not a size"]),
         (('listen = "127.0.0.1:2001"', 'listen = "2001"'), ["links[0].forwards[0].listen"]),
         (("[kv]", "[kv"), ["is not valid TOML", "line"]),
+        (
+            ("control_port = 1003", "control_port = 1001"),
+            ["engines[0]: port 1001 of p0 is asked for twice, by port and by control_port"],
+        ),
+        (
+            ("control_port = 1003", "control_port = 1003\nevents_port = 1000"),
+            ["port 1001 of p0 is asked for twice, by port and by events_port + 1"],
+        ),
+        (
+            ("control_port = 1003", "control_port = 1003\nevents_port = 65535"),
+            ["engines[0].events_port", "less than or equal to 65534"],
+        ),
     ],
 )
 def test_a_wrong_file_is_named_with_the_key_and_what_was_expected(

@@ -71,6 +71,17 @@ def test_every_port_names_its_key() -> None:
     ]
 
 
+def test_the_ports_of_kv_events_are_checked_before_an_engine_starts() -> None:
+    made = config()
+    engine = made.engines[0].model_copy(update={"events_port": 24206})
+    made = made.model_copy(update={"engines": (engine,)})
+    assert [(use.port, use.key) for use in fleet.engine_program(made, engine).ports] == [
+        (24201, "engines[0].port, p0"),
+        (24206, "engines[0].events_port, p0"),
+        (24207, "engines[0].events_port + 1, p0"),
+    ]
+
+
 def test_what_may_be_left_behind_is_known() -> None:
     made = programs()
     assert made["agent"].files == (Path("/run/pdd/p0.sock"),)
@@ -92,3 +103,12 @@ def test_a_shell_line_runs_as_it_is() -> None:
     assert words[words.index("serve") - 1] == "vllm"
     assert fleet.shell_line(made["agent"]).endswith("pdd agent --config /etc/pdd.toml --engine p0")
     assert os.sep not in words[words.index("serve") - 1]
+
+
+def test_routers_that_share_a_folder_have_a_parse_process_each() -> None:
+    made, path = config(), Path("/etc/pdd.toml")
+    other = made.model_copy(update={"router": made.router.model_copy(update={"port": 8001})})
+    first, second = (fleet.parser_program(each, config_path=path) for each in (made, other))
+    assert first.files == (first.ready_socket,) == (Path("/run/pdd/parser-8000.sock"),)
+    assert second.files == (second.ready_socket,) == (Path("/run/pdd/parser-8001.sock"),)
+    assert fleet.shell_line(second).endswith("pdd parser --config /etc/pdd.toml --port 8001")

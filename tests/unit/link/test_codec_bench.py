@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tests.kit.bf16 import kv_like
 
-from pdd.cli.main import EXIT_CONFIGURATION, main
+from pdd.cli.main import main
+from pdd.core.errors import EXIT_CONFIGURATION
 
 
 def test_a_file_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

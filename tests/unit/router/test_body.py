@@ -40,7 +40,17 @@ def test_what_is_not_supported_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b'{"a": "\xff"}', b"[" * 100_000]
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a": NaN}',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\xff"}',
+        b"[" * 100_000,
+        b'{"a":' * 900 + b"1" + b"}" * 900,
+    ],
 )
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRequestError, match="JSON"):
@@ -48,8 +58,24 @@ def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
 
 
 def test_json_is_read_as_it_is() -> None:
-    raw = '{"emoji": "\\ud83d\\ude00", "big": 100000000000000000000, "text": "ü"}'.encode()
-    assert parse_json(raw) == {"emoji": "😀", "big": 10**20, "text": "ü"}
+    raw = '{"emoji": "\\ud83d\\ude00", "big": 18446744073709551615, "text": "ü"}'.encode()
+    assert parse_json(raw) == {"emoji": "😀", "big": 2**64 - 1, "text": "ü"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ('{"seed": 18446744073709551616, "n": 36893488147419103232}', "seed"),
+        ('{"a": -9223372036854775808, "top_k": -9223372036854775809}', "top_k"),
+        ('{"a": 1, "tools": [{}, {"function": {"maximum": 1%s}}]}' % ("0" * 60), "tools[1].function.maximum"),
+        ('{"prompt": [1, 2, 100000000000000000000]}', "prompt[2]"),
+    ],
+)
+def test_integers_that_do_not_fit_are_refused_by_name(raw: str, path: str) -> None:
+    """They would pass here, and fail where they are packed for the parse process or inside an engine."""
+    with pytest.raises(BadRequestError, match="more than 64 bits") as caught:
+        parse_json(raw.encode())
+    assert caught.value.param == path
 
 
 def test_parameters_of_the_router_cannot_be_smuggled_in() -> None:

@@ -6,7 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from pdd.config.load import parse_config
+from pdd.core.errors import ConnectError
 from pdd.router import http_client
+from pdd.router.fleet import Fleet
 from pdd.router.http_client import HttpClient, whole_chunk
 
 
@@ -61,7 +64,9 @@ class Server:
 async def running() -> AsyncIterator[tuple[Server, HttpClient]]:
     server = Server()
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    client = HttpClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", {})
+    client = HttpClient(
+        f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", {}, connect_timeout_s=3.0
+    )
     try:
         yield server, client
     finally:
@@ -100,3 +105,30 @@ async def test_connections_that_rest_are_closed_though_nobody_asks(monkeypatch: 
         await ask(client)
         await server.until_open(0)
         assert server.made == 3 * 4 + 1
+
+
+async def test_how_long_a_connection_may_take_is_configured_for_engines_and_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a starved host three seconds are nothing: whoever runs one says so once, for every connection."""
+
+    async def hang(*_args: object, **_kwargs: object) -> None:
+        await asyncio.Event().wait()
+
+    engine = {"id": "p0", "role": "prefill", "port": 1, "data_port": 2, "control_port": 3}
+    values = {
+        "model": {"path": "m", "name": "m"},
+        "router": {"connect_timeout_s": "20ms"},
+        "engines": [engine],
+    }
+    fleet = Fleet(parse_config(values, source="test", environ={}))
+    state = fleet.engines["p0"]
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hang)
+    try:
+        with pytest.raises(ConnectError, match=r"p0 does not answer .*: no connection within 0.02 s"):
+            await state.client.models(timeout_s=60)
+        with pytest.raises(ConnectError, match=r"no connection within 0.02 s"):
+            await ask(state.agent._control)
+    finally:
+        await state.close()
+        await fleet.close()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from pdd.core.errors import RemoteProtocolError
 from pdd.router.detokenize import TextOptions
 from pdd.router.request.job import Job, Rendered, read_rendered
 
@@ -139,3 +140,20 @@ def test_nothing_is_carried_for_greedy_answers_without_penalties() -> None:
     body = job(temperature=0, extra_args={"mine": 1}, repetition_penalty=1.1).decode_body(2, [7])
     assert body["sampling_params"]["extra_args"] == {"mine": 1}
     assert body["sampling_params"]["repetition_penalty"] == 1.1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        [],
+        {"token_ids": [1]},
+        {"token_ids": [10**20], "sampling_params": {}},
+        {"token_ids": [-1], "sampling_params": {}},
+        {"token_ids": ["a"], "sampling_params": {}},
+        {"token_ids": [1], "sampling_params": None},
+    ],
+)
+def test_a_rendering_that_is_none_is_the_engines_fault(answer: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match="rendering is not of the schema"):
+        read_rendered(answer)

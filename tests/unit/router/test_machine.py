@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +163,25 @@ def test_eos_as_first_token_needs_no_decode_engine() -> None:
     assert effects[-1] == Complete(finish="stop")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pipeline": "p-md"},
+        {"mains": ()},
+        {"mains": (), "pipeline": "p-md"},
+        {"relays": ()},
+        {"relays": (), "mains": ()},
+        {"max_tokens": 1},
+    ],
+)
+def test_a_plan_knows_whom_its_first_attempt_will_ask(changes: dict[str, object]) -> None:
+    machine = RequestMachine()
+    wanted = plan(**changes)
+    machine.step(Planned(plan=wanted))
+    assert wanted.first_targets == tuple(peer for _, peer in machine.transfers)
+
+
 def test_one_token_orders_no_transfer() -> None:
     machine, prefill = begun(plan(max_tokens=1, whole_on_main=True))
     assert prefill.targets == ()
@@ -186,6 +206,14 @@ def test_lease_of_what_landed_after_it_was_given_up_is_released() -> None:
     machine, _ = relaying(plan())
     machine.step(TransferFailed(attempt=1, peer="md0", reason="timed_out", is_certain=False))
     assert machine.step(Landed(attempt=1, peer="md0")) == [ReleaseTransfer(attempt=1, peer="md0")]
+
+
+def test_lease_of_what_lands_a_second_time_is_released_again() -> None:
+    machine, relay = relaying(plan())
+    machine.step(Landed(attempt=1, peer="rld0"))  # still wanted
+    assert machine.transfers[1, "rld0"] == "landed"
+    machine.step(tokens_of(relay.leg, 1, finish="stop"))
+    assert machine.step(Landed(attempt=1, peer="rld0")) == [ReleaseTransfer(attempt=1, peer="rld0")]
 
 
 def test_what_nobody_said_has_failed_is_cancelled() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pdd.core.errors import RemoteProtocolError
+from pdd.core.errors import LocalProtocolError, RemoteProtocolError
+from pdd.wire import parsing
 from pdd.wire.parsing import Close, Feed, MessageBuffer, Open, Parsed, Whole, pack
 
 MESSAGES = [
@@ -23,7 +24,24 @@ def test_messages_are_whole_however_they_are_cut(step: int) -> None:
     assert got == MESSAGES
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1", b"\x02\x00\x00\x00\x90\x90"])
+DEEP = b"\x84\xa1t\xa4open\xa6stream\x01\xa7request\x81\xa1a" + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\xc1",
+        b"\x02\x00\x00\x00\x90\x90",
+        len(DEEP).to_bytes(4, "little") + DEEP,
+    ],
+)
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         MessageBuffer().feed(data)
+
+
+def test_what_the_other_side_would_not_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "MAX_MESSAGE_BYTES", 100)
+    with pytest.raises(LocalProtocolError, match=r"a message of 1.. bytes"):
+        pack(Feed(1, "x" * 100, [], finished=False))

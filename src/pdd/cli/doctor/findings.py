@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from pdd.cli.doctor.facts import CertificateFacts, EngineFacts
 from pdd.config.schema import EngineConfig, PddConfig
@@ -37,8 +38,19 @@ def _ports(config: PddConfig) -> Iterator[Finding]:
     uses: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     uses[config.router.host, config.router.port].append("router.port")
     for engine in config.engines:
-        for name in ("port", "data_port", "control_port"):
-            uses[engine.host, getattr(engine, name)].append(f"{engine.id}.{name}")
+        # Many machines bind 0.0.0.0 or loopback; those that are reached elsewhere are others.
+        reached = urlsplit(engine.url).hostname
+        machine = engine.host if reached == engine.host else f"{engine.host} ({reached})"
+        for name, port in engine.ports.items():
+            uses[machine, port].append(f"{engine.id}.{name}")
+    for link in config.links:
+        addresses = [(f"{link.name}.listen", forward.listen) for forward in link.forwards]
+        for name, address in [
+            *addresses,
+            *([(f"{link.name}.control", link.control)] if link.control else []),
+        ]:
+            host, _, port_text = address.rpartition(":")
+            uses[host.strip("[]"), int(port_text)].append(name)
     for (host, port), names in uses.items():
         if len(names) > 1:
             yield Finding(
@@ -55,6 +67,10 @@ def _engine(
     yield _finding("engine", engine.id, facts.health_problem, good=engine.url)
     yield _finding("agent", engine.id, facts.state_problem or _agent_problem(engine, facts), good="connected")
     yield _finding("data port", engine.id, _port_problem(engine, facts), good=engine.data_address)
+    if facts.events_unknown is None:
+        yield _finding("KV events", engine.id, facts.events_problem, good="both sockets answer")
+    else:
+        yield Finding(check="KV events", subject=engine.id, verdict="skip", detail=facts.events_unknown)
     if any(config.uses_tls(other) for other in config.engines):
         yield _certificate(engine, facts.certificate, now)
     for refused in facts.state.get("refused_lately", [])[-1:]:

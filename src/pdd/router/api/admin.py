@@ -24,8 +24,14 @@ class AdminHandler:
         return web.Response()
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """``GET /ready``: 200 once a whole path from P to MD exists, else 503 and what is missing."""
+        """``GET /ready``: 200 once a whole path from P to MD exists, else 503 and what is missing.
+
+        Where the model has parsers, their process is part of it.
+        """
         missing = self._services.fleet.missing_for_ready()
+        if self._services.config.model.parses_answers:
+            problem = await self._services.parser.problem()
+            missing += [problem] if problem is not None else []
         status = 503 if missing else 200
         body = {
             "ready": not missing,

@@ -142,6 +142,10 @@ UNSUPPORTED: Mapping[str, str] = {
     "kv_transfer_params": "kv_transfer_params belongs to the router and must not be sent by clients",
     "ec_transfer_params": "ec_transfer_params belongs to the router and must not be sent by clients",
 }
+_MAX_INT, _MIN_INT = 2**64 - 1, -(2**63)
+"""Of msgpack, in which a request reaches the parse process, and vLLM's API server hands it to its engine."""
+_SPARE_DEPTH = 64
+_packed = msgspec.msgpack.Encoder().encode
 _NOT_FORWARDED = ("n", "best_of", "echo", "request_id", "return_token_ids", "return_tokens_as_token_ids")
 _TOP_LOGPROBS_MAX = 20
 
@@ -150,16 +154,43 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """The body as an object.
 
     Raises:
-        BadRequestError: If it is not JSON, or not an object. Python's own parser is not strict: what it lets
-            pass (``NaN``, half a surrogate pair) cannot be sent on.
+        BadRequestError: If it is no JSON, no object, or holds what cannot be sent on. Python's own parser
+            is not strict: what it lets pass (``NaN``, half a surrogate pair) cannot be sent on either.
     """
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+        if not isinstance(value, dict):
+            raise BadRequestError("the body must be a JSON object")
+        _packed(_nested(value))  # a tenth of what reading it took
+    except RecursionError as error:
+        raise BadRequestError("the body's JSON is nested too deeply") from error
+    except msgspec.DecodeError as error:
         raise BadRequestError(f"the body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadRequestError("the body must be a JSON object")
+    except OverflowError as error:
+        path = _path_of_large_int(value)
+        raise BadRequestError(f"{path}: an integer of more than 64 bits", param=path) from error
     return value
+
+
+def _nested(value: Any) -> Any:
+    """The value deeper down: whoever sends it on has more frames on the stack than who read it."""
+    for _ in range(_SPARE_DEPTH):
+        value = [value]
+    return value
+
+
+def _path_of_large_int(values: dict[str, Any]) -> str:
+    """Where the first integer is that does not fit."""
+    left: list[tuple[str, Any]] = [("", values)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{path}.{key}" if path else key, item) for key, item in reversed(value.items())]
+        elif isinstance(value, list):
+            left += [(f"{path}[{index}]", item) for index, item in reversed(list(enumerate(value)))]
+        elif isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT:
+            return path
+    return "(whole body)"
 
 
 def read_chat(values: dict[str, Any], *, takes_tools: bool = False) -> ChatBody:

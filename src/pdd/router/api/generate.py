@@ -135,7 +135,7 @@ class GenerateHandler:
                 for prompt in (rendered if self._is_parsed(body) else ())
                 for _ in range(body.n or 1)
             ]
-            runs = self._factory.plan(asked, rendered)
+            runs = stack.enter_context(self._factory.planned(asked, rendered))
             record = runs[0].driver.record
             headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
             reply = Reply(body=body, shape=shape, runs=runs, parsed=parsed, headers=headers)

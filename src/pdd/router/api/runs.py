@@ -2,7 +2,8 @@
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from pdd.router.kv_events import block_hasher
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.driver import RequestDriver, Services
 from pdd.router.request.job import Job, Rendered
-from pdd.router.request.planning import Planner, Planning, prompt_keys
+from pdd.router.request.planning import Planner, Planning, prompt_keys, reserved
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""
@@ -45,13 +46,18 @@ class RunFactory:
         self._hasher = block_hasher(services.config)
         self._planner = Planner(config=services.config, fleet=services.fleet, decisions=services.decisions)
 
-    def plan(self, asked: Asked, prompts: Sequence[Rendered]) -> list[Run]:
-        """A run for each copy of each prompt.
+    @contextmanager
+    def planned(self, asked: Asked, prompts: Sequence[Rendered]) -> Iterator[list[Run]]:
+        """A run for each copy of each prompt; what has not begun when the context ends, never does.
 
         Raises:
             NoEndpointError: If no whole path exists.
             BadRequestError: If a prompt and its answer do not fit.
         """
+        with ExitStack() as reservations:
+            yield self._plan(asked, prompts, reservations)
+
+    def _plan(self, asked: Asked, prompts: Sequence[Rendered], reservations: ExitStack) -> list[Run]:
         body = asked.body
         runs: list[Run] = []
         for rendered in prompts:
@@ -63,10 +69,13 @@ class RunFactory:
                 planning = self._planner.plan(asked.id, keys, max_tokens=max_tokens, relayable=relayable)
                 max_tokens = self._check_length(body, rendered, planning, max_tokens)
                 record = self._record(asked, index, rendered, planning)
+                reservation = reservations.enter_context(ExitStack())
+                reservation.enter_context(reserved(self._services.fleet, planning))
                 driver = RequestDriver(
                     services=self._services,
                     job=_job(asked, index, _with_seed(rendered, copy), max_tokens),
                     planning=planning,
+                    reservation=reservation,
                     record=record,
                     arrived_s=asked.arrived_s,
                 )

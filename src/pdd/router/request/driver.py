@@ -120,10 +120,26 @@ class Sink(Protocol):
 
 
 class RequestDriver:
-    """One answer in progress; ``run`` it once."""
+    """One answer in progress; ``run`` it once.
+
+    Args:
+        services: What every request shares.
+        job: What is asked for.
+        planning: Where it is to be computed.
+        reservation: What it takes of its engines until it has begun; closed then.
+        record: Written to.
+        arrived_s: When it came, on the loop's clock.
+    """
 
     def __init__(
-        self, *, services: Services, job: Job, planning: Planning, record: Record, arrived_s: float
+        self,
+        *,
+        services: Services,
+        job: Job,
+        planning: Planning,
+        reservation: ExitStack,
+        record: Record,
+        arrived_s: float,
     ) -> None:
         self.machine = RequestMachine()
         self.record = record
@@ -131,6 +147,7 @@ class RequestDriver:
         self._services = services
         self._job = job
         self._planning = planning
+        self._reservation = reservation
         self._loop = asyncio.get_running_loop()
         self._arrived_s = arrived_s
         self._inbox: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -184,6 +201,7 @@ class RequestDriver:
         self._services.metrics.in_flight.inc()
         try:
             await self._turn(Planned(plan=self._planning.plan))
+            self._reservation.close()  # its legs and what they wait for count themselves by now
             while self.machine.outcome is None:
                 self._idle = True
                 event = await self._inbox.get()

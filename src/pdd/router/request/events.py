@@ -8,7 +8,7 @@ What is made for every token is a ``msgspec.Struct``: a frozen dataclass takes f
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -60,6 +60,18 @@ class Plan:
     whole_on_main: bool = False
     relays_allowed: bool = True
     hold_tokens: int = 0
+
+    @property
+    def first_targets(self) -> tuple[str, ...]:
+        """The decode engines that the first attempt sends KV to."""
+        if self.max_tokens <= 1:
+            return ()
+        relays = self.relays[:1] if self.pipeline == "p-rld-md" or not self.mains else ()
+        return relays + self.mains[:1]
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""As engines may say it; any other number would fail later, in a tokenizer that knows 32 bits."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from pdd.core.errors import RemoteProtocolError
 from pdd.policy.outlier import LAST_PRIORITY
 from pdd.router.detokenize import TextOptions
+from pdd.router.request.events import TokenId
 from pdd.wire.carried import carry
 
 VLLM_DEFAULT_MAX_TOKENS = 16
@@ -51,7 +55,16 @@ class Rendered:
 
 
 def read_rendered(body: Mapping[str, Any]) -> Rendered:
-    """The rendering out of an engine's answer to a render request."""
+    """The rendering out of an engine's answer to a render request.
+
+    Raises:
+        RemoteProtocolError: If it is none.
+    """
+    try:
+        token_ids = msgspec.convert(body["token_ids"], list[TokenId])
+        sampling_params = msgspec.convert(body["sampling_params"], dict[str, Any])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise RemoteProtocolError(f"an engine's rendering is not of the schema: {error!r}") from error
     carried = (
         "model",
         "cache_salt",
@@ -61,12 +74,12 @@ def read_rendered(body: Mapping[str, Any]) -> Rendered:
         "reasoning_ended",
         "reasoning_parser_kwargs",
     )
-    params = {key: value for key, value in body["sampling_params"].items() if key not in _ROUTER_OWNED}
+    params = {key: value for key, value in sampling_params.items() if key not in _ROUTER_OWNED}
     if isinstance(outputs := params.get("structured_outputs"), dict):
         # Private fields of the engine's own dataclass; it does not take them back.
         params["structured_outputs"] = {k: v for k, v in outputs.items() if not k.startswith("_")}
     return Rendered(
-        token_ids=list(body["token_ids"]),
+        token_ids=token_ids,
         sampling_params=params,
         carried={key: body[key] for key in carried if body.get(key) is not None},
     )

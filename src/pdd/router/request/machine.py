@@ -271,7 +271,7 @@ class RequestMachine:
             self.transfers[key] = "landed"
             if event.attempt == self.attempt:
                 self._react_to_landed(event.peer)
-        elif state in ("cancelled", "failed"):
+        elif state in ("cancelled", "failed", "released"):  # the last: an order that was given twice
             self.transfers[key] = "released"
             self._effects.append(ReleaseTransfer(attempt=event.attempt, peer=event.peer))
 

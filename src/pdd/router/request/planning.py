@@ -1,6 +1,7 @@
 """Asks the policies about one rendered request and puts their answers into a plan."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -75,6 +76,23 @@ def prompt_keys(hasher: BlockHasher, rendered: Rendered) -> PromptKeys:
     # The hashes of images are the engine's business; without them every hash would be wrong.
     hashes = [] if rendered.multimodal else hasher.block_hashes(rendered.token_ids, cache_salt=salt)
     return PromptKeys(hasher=hasher, hashes=hashes, token_ids=rendered.token_ids, tenant=rendered.tenant)
+
+
+@contextmanager
+def reserved(fleet: Fleet, planning: Planning) -> Iterator[None]:
+    """What was planned counts at its engines while the context is open, though nothing of it runs yet.
+
+    Several answers are planned before the first of them begins; without this, each would be placed as if it
+    were alone.
+    """
+    plan, engines = planning.plan, fleet.engines
+    prefill = plan.prefills[0]
+    missing = len(planning.prompt.token_ids) - planning.believed_held_tokens.get(prefill, 0)
+    with ExitStack() as stack:
+        stack.enter_context(engines[prefill].computing(max(0, missing)))
+        for engine in (prefill, *plan.first_targets):
+            stack.enter_context(engines[engine].expected())
+        yield
 
 
 def choose_prefill(fleet: Fleet) -> str:

@@ -68,7 +68,13 @@ class TransferLog:
             self._count_bytes(attempt, prefill, peer, event)
         if kind == "stalled" and (attempt, peer) not in self._ended:
             self._say(TransferStalled(attempt=attempt, peer=peer))
-        if kind not in ("landed", "failed") or (attempt, peer) in self._ended:
+        if kind not in ("landed", "failed"):
+            return
+        if (attempt, peer) in self._ended:
+            # A request that is sent again since its connection was lost orders its transfer again: what lands
+            # then is nothing new, but the peer holds it until somebody says that it need not.
+            if kind == "landed":
+                self._say(Landed(attempt=attempt, peer=peer))
             return
         self._ended.add((attempt, peer))
         if kind == "landed":
