@@ -5,7 +5,6 @@ caches; a cache is then a map from segment to how far it is held, and a request 
 segments instead of a thousand blocks.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from math import ceil
 
@@ -93,12 +92,27 @@ class PrefixCache:
     Since a path is always touched as a whole, no segment is more recent than the one above it: a held
     segment implies that everything above it is held, so a lookup climbs from the leaf and stops at the
     first segment it finds.
+
+    Two plain maps from segment to how far it is held, both in order of use. What is touched moves to the end
+    of ``_recent``; ``_older`` only shrinks, so its keys, listed once, are the order of eviction. When it is
+    empty, ``_recent`` takes its place.
     """
 
-    __slots__ = ("_held", "_parent", "_start", "capacity_blocks", "evicted_blocks", "used_blocks")
+    __slots__ = (
+        "_older",
+        "_oldest_last",
+        "_parent",
+        "_recent",
+        "_start",
+        "capacity_blocks",
+        "evicted_blocks",
+        "used_blocks",
+    )
 
     def __init__(self, tree: PrefixTree, capacity_blocks: float) -> None:
-        self._held: OrderedDict[int, int] = OrderedDict()
+        self._recent: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+        self._oldest_last: list[int] = []  # all of _older, and what has left it
         self._parent: Sequence[int] = tree.parent
         self._start: Sequence[int] = tree.start
         self.capacity_blocks = capacity_blocks
@@ -107,31 +121,26 @@ class PrefixCache:
 
     def hit_blocks(self, segment: int, end_block: int) -> int:
         """How many leading blocks of a path are held."""
-        held, parent = self._held, self._parent
+        recent, older, parent = self._recent, self._older, self._parent
         while segment != ROOT:
-            reach = held.get(segment)
-            if reach is not None:
+            reach = recent.get(segment) or older.get(segment)
+            if reach:
                 return reach if reach < end_block else end_block
             segment = parent[segment]
         return 0
 
     def insert(self, segment: int, end_block: int) -> None:
         """The whole path is held and is the most recent; the oldest blocks leave if room is short."""
-        held, parent, start = self._held, self._parent, self._start
-        reach_of, renew = held.get, held.move_to_end
+        recent, older, parent, start = self._recent, self._older, self._parent, self._start
         used = self.used_blocks
         end = end_block
         while segment != ROOT:
             begin = start[segment]
-            reach = reach_of(segment)
-            if reach is None:
-                held[segment] = end
-                used += end - begin
-            else:
-                if reach < end:
-                    held[segment] = end
-                    used += end - reach
-                renew(segment)
+            reach = recent.pop(segment, 0) or older.pop(segment, begin)
+            if reach < end:
+                used += end - reach
+                reach = end
+            recent[segment] = reach
             segment = parent[segment]
             end = begin
         self.used_blocks = used
@@ -139,26 +148,39 @@ class PrefixCache:
             self._evict()
 
     def _evict(self) -> None:
-        held, start = self._held, self._start
+        start = self._start
         excess = self.used_blocks - self.capacity_blocks
         total = 0
-        while excess > 0 and held:
-            segment = next(iter(held))
-            reach = held[segment]
+        while excess > 0:
+            segment = self._oldest()
+            reach = self._older[segment]
             gone = reach - start[segment]
             if gone <= excess:
-                del held[segment]
+                del self._older[segment]
             else:
                 gone = ceil(excess)
-                held[segment] = reach - gone
+                self._older[segment] = reach - gone
             excess -= gone
             total += gone
         self.used_blocks -= total
         self.evicted_blocks += total
 
+    def _oldest(self) -> int:
+        """The least recently used segment, which then is in ``_older``."""
+        older, oldest_last = self._older, self._oldest_last
+        while oldest_last:
+            if oldest_last[-1] in older:
+                return oldest_last[-1]
+            oldest_last.pop()
+        self._older, self._recent = self._recent, {}
+        self._oldest_last = list(reversed(self._older))
+        return self._oldest_last[-1]
+
     def check_invariants(self) -> None:
-        """Raises AssertionError if the count is off or a held segment hangs in the air."""
-        assert self.used_blocks == sum(reach - self._start[segment] for segment, reach in self._held.items())
-        for segment in self._held:
+        """Raises AssertionError if the count is off, a held segment hangs in the air or is held twice."""
+        assert not self._recent.keys() & self._older.keys()
+        held = self._older | self._recent
+        assert self.used_blocks == sum(reach - self._start[segment] for segment, reach in held.items())
+        for segment in held:
             above = self._parent[segment]
-            assert above == ROOT or self._held[above] >= self._start[segment]
+            assert above == ROOT or held[above] >= self._start[segment]

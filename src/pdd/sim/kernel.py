@@ -30,16 +30,25 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
+def _nobody_arrives(_: int) -> None:
+    """What happens at the arrivals of a run that has none."""
+
+
 class Kernel:
     """Runs callbacks in order of (time, priority, sequence)."""
 
-    __slots__ = ("_heap", "_sequence", "events", "now_s")
+    __slots__ = ("_heap", "_num_arrived", "_sequence", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.events = 0
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._sequence = 0
+        self._num_arrived = 0
+
+    @property
+    def events(self) -> int:
+        """How many have run."""
+        return self._sequence - len(self._heap) + self._num_arrived
 
     def at(self, time_s: float, priority: int, action: Callable[[Any], None], argument: Any = None) -> None:
         """Schedules ``action(argument)``; a time in the past is taken as now."""
@@ -53,7 +62,7 @@ class Kernel:
         *,
         until_s: float = inf,
         arrivals: Sequence[float] = (),
-        on_arrival: Callable[[int], None] | None = None,
+        on_arrival: Callable[[int], None] = _nobody_arrives,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         """Runs until nothing is scheduled at or before ``until_s``.
@@ -65,24 +74,20 @@ class Kernel:
             on_arrival: See there.
             on_progress: Told the time now and then.
         """
+        for index, arrival_s in enumerate(arrivals):
+            if arrival_s > until_s:
+                break
+            self._play(arrival_s)
+            self.now_s = arrival_s
+            self._num_arrived += 1
+            on_arrival(index)
+            if not index & 0xFFF and on_progress is not None:
+                on_progress(arrival_s)
+        self._play(until_s)
+
+    def _play(self, until_s: float) -> None:
+        """Nothing is scheduled at or before ``until_s`` any more."""
         heap = self._heap
-        events = index = 0
-        coming = arrivals[0] if len(arrivals) and on_arrival is not None else inf
-        while heap or coming < inf:
-            if heap and heap[0][0] <= coming:
-                if heap[0][0] > until_s:
-                    break
-                self.now_s, _, _, action, argument = heappop(heap)
-                action(argument)
-            else:
-                if coming > until_s:
-                    break
-                self.now_s = coming
-                assert on_arrival is not None
-                on_arrival(index)
-                index += 1
-                coming = arrivals[index] if index < len(arrivals) else inf
-            events += 1
-            if not events & 0x3FFF and on_progress is not None:
-                on_progress(self.now_s)
-        self.events += events
+        while heap and heap[0][0] <= until_s:
+            self.now_s, _, _, action, argument = heappop(heap)
+            action(argument)

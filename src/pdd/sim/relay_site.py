@@ -30,11 +30,12 @@ class Handover:
 class RelaySite:
     """Relays and who is on them.
 
-    ``load[relay]`` counts open requests, ``of[request]`` is the relay of one. Where relays share the prefill
+    ``load[relay]`` counts open requests, ``least`` is the relay with the fewest, lowest index first;
+    ``of[request]`` is the relay of one. Where relays share the prefill
     engines, all of them are relay 0: which of them a request gets is not known before it is prefilled.
     """
 
-    __slots__ = ("_host_of", "_load_s_per_token", "_mode", "capacity", "engines", "load", "of")
+    __slots__ = ("_host_of", "_load_s_per_token", "_mode", "capacity", "engines", "least", "load", "of")
 
     def __init__(
         self,
@@ -58,13 +59,9 @@ class RelaySite:
         self.capacity = max(1, min(model.section.max_batch, _slots(model, mean_context_tokens)))
         self.capacity *= len(engines) // num_relays
         self.load = [0] * num_relays
+        self.least = 0
         self._mode: list[Mode] = ["catch-up"] * num_relays
         self.of: dict[int, int] = {}
-
-    @property
-    def least(self) -> int:
-        """The least loaded relay, lowest index first."""
-        return self.load.index(min(self.load))
 
     @property
     def is_shared(self) -> bool:
@@ -86,7 +83,7 @@ class RelaySite:
     def take(self, request: int, relay: int) -> None:
         """The request will come to the relay."""
         self.of[request] = relay
-        self.load[relay] += 1
+        self._count(relay, 1)
 
     def release(self, request: int) -> None:
         """The request neither runs nor waits here."""
@@ -95,9 +92,14 @@ class RelaySite:
             return
         engine = self.engine(request)
         del self.of[request]
-        self.load[relay] -= 1
+        self._count(relay, -1)
         if request in engine.joined:
             engine.remove(request)
+
+    def _count(self, relay: int, more: int) -> None:
+        load = self.load
+        load[relay] += more
+        self.least = load.index(min(load))
 
     def hand_over(
         self,
