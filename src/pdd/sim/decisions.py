@@ -52,6 +52,7 @@ class Decisions:
         "_handoff_params",
         "_homes",
         "_inputs",
+        "_main_prefill_max_tokens",
         "_mains",
         "_may_end_on_relay",
         "_offload_above",
@@ -77,6 +78,7 @@ class Decisions:
         self._homes, self._parent, self._block_tokens = homes, workload.parent, workload.block_tokens
         self._inputs, self._outputs = workload.input_tokens, workload.output_tokens
         self._offload_above = fleet.offload_above_tokens
+        self._main_prefill_max_tokens = policy.main_prefill_max_tokens
         self._may_end_on_relay = fleet.architecture == "pdd-with-p-rld"
         self._handoff_params = _handoff_params(policy)
         capacity = relays.capacity if relays is not None else 1
@@ -126,7 +128,7 @@ class Decisions:
 
     def prefills_on_main(self, missing_tokens: int, hit_tokens: int) -> bool:
         """Whether MD computes the tail itself."""
-        return hit_tokens > 0 and missing_tokens <= self._policy.main_prefill_max_tokens
+        return hit_tokens > 0 and missing_tokens <= self._main_prefill_max_tokens
 
     def prefills_locally(self, uncached_tokens: int) -> bool:
         """Whether a prompt stays in the local cluster (PrfaaS)."""

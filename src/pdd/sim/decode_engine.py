@@ -46,7 +46,7 @@ StartHook = Callable[[int], Admission | None]
 
 class DecodeEngine:
     """One engine. ``join`` asks for a place; the start hook then says what the request brings at that
-    moment.
+    moment. ``step_s`` is the time per token now, or of a lone request.
     """
 
     __slots__ = (
@@ -58,7 +58,6 @@ class DecodeEngine:
         "_on_done",
         "_on_start",
         "_since_s",
-        "_step_s",
         "_times",
         "_wake_s",
         "context_tokens",
@@ -66,6 +65,7 @@ class DecodeEngine:
         "mark",
         "num_running",
         "reserved_tokens",
+        "step_s",
         "waiting",
     )
 
@@ -76,8 +76,8 @@ class DecodeEngine:
         self._max_batch = len(times.base_s) - 1
         self.mark = 0.0  # tokens every running request has made since the start of time
         self._since_s = 0.0
-        self._step_s = inf
         self._floor_s = 0.0
+        self.step_s = self._lone_step_s()
         self._heap: list[tuple[float, int]] = []
         self._num_removed = 0  # entries of the heap whose request has left before its end
         self.joined: dict[
@@ -88,11 +88,6 @@ class DecodeEngine:
         self.context_tokens = 0.0
         self.reserved_tokens = 0.0
         self._wake_s = inf
-
-    @property
-    def step_s(self) -> float:
-        """Time per token now, or of a lone request."""
-        return self._step_s if self.num_running else max(self._times.base_s[1], self._floor_s)
 
     @property
     def batch_s(self) -> float:
@@ -150,26 +145,32 @@ class DecodeEngine:
         """A step takes at least so long from now on: the engine prefills as well; 0 when it has ended."""
         self._advance()
         self._floor_s = floor_s
+        if not self.num_running:
+            self.step_s = self._lone_step_s()
         self._reschedule()
+
+    def _lone_step_s(self) -> float:
+        return max(self._times.base_s[1], self._floor_s)
 
     def _advance(self) -> None:
         now = self._kernel.now_s
         running = self.num_running
         if running:
-            gained = (now - self._since_s) / self._step_s
+            gained = (now - self._since_s) / self.step_s
             self.mark += gained
             self.context_tokens += running * gained
         self._since_s = now
 
     def _start(self, request: int) -> None:
-        asked = self._on_start(request)
+        on_start = self._on_start
+        asked = on_start(request)
         if asked is None:
             return
         context, tokens, extend, hold_s = asked
         times, running = self._times, self.num_running
         if running and extend:
             # The others wait while the missing KV is recomputed in one mixed step.
-            lost = extend * (times.extend_s + times.extend_per_context_s * context) / self._step_s
+            lost = extend * (times.extend_s + times.extend_per_context_s * context) / self.step_s
             self.mark -= lost
             self.context_tokens -= lost * running
         self.num_running = running = running + 1
@@ -178,7 +179,7 @@ class DecodeEngine:
         step = times.base_s[running] + times.per_context_s * held
         if step < self._floor_s:
             step = self._floor_s
-        self._step_s = step
+        self.step_s = step
         begin = self.mark + hold_s / step
         end = begin + tokens
         self.joined[request] = (begin, context, end)
@@ -192,6 +193,7 @@ class DecodeEngine:
             self.reserved_tokens -= context + end - begin
         else:
             self.context_tokens = self.reserved_tokens = 0.0  # ends the drift of rounding
+            self.step_s = self._lone_step_s()
 
     def _admit(self) -> None:
         waiting = self.waiting
@@ -206,7 +208,7 @@ class DecodeEngine:
         step = times.base_s[running] + times.per_context_s * self.context_tokens
         if step < self._floor_s:
             step = self._floor_s
-        self._step_s = step
+        self.step_s = step
         if self._num_removed:
             self._forget_removed()
         ends_s = self._since_s + (heap[0][0] - self.mark) * step

@@ -64,7 +64,6 @@ class Flow:
         num_bytes: float,
         since_s: float,
         on_done: Callable[[int], None],
-        *,
         priority: int,
         is_unmasked: bool,
     ) -> None:
@@ -156,7 +155,7 @@ class Line:
         ``priority`` and ``is_unmasked`` are the order's (``pdd.policy.wan_order``).
         """
         now = self._kernel.now_s
-        flow = Flow(request, num_bytes, now, on_done, priority=priority, is_unmasked=is_unmasked)
+        flow = Flow(request, num_bytes, now, on_done, priority, is_unmasked)
         self.offered_bytes += num_bytes
         if self._num_moving:
             self._mark += (now - self._since_s) * self._rate
@@ -276,7 +275,8 @@ class Line:
                 flow.state = OVER
                 self._num_moving -= 1
                 done.append(flow)
-        self._refill()
+        if self._waiting:
+            self._refill()
         self._share()
         for flow in done:
             flow.on_done(flow.request)

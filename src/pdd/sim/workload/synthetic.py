@@ -188,7 +188,8 @@ def _columns(rows: _Rows, systems: list[int], dropped: str) -> Workload:
     Its prompt then relates to the group's first request in the window, with which it shares the system
     prompt.
     """
-    order = np.argsort(np.asarray(rows.at_s), kind="stable").tolist()
+    by_arrival = np.argsort(np.asarray(rows.at_s), kind="stable")
+    order = by_arrival.tolist()
     position = [0] * len(order)
     for new, old in enumerate(order):
         position[old] = new
@@ -209,20 +210,20 @@ def _columns(rows: _Rows, systems: list[int], dropped: str) -> Workload:
     return Workload(
         name="synthetic agent",
         block_tokens=BLOCK_TOKENS,
-        arrival_s=_sorted(rows.at_s, order),
-        input_tokens=_sorted(rows.inputs, order),
-        output_tokens=_sorted(rows.outputs, order),
+        arrival_s=_sorted(rows.at_s, by_arrival),
+        input_tokens=_sorted(rows.inputs, by_arrival),
+        output_tokens=_sorted(rows.outputs, by_arrival),
         parent=parents,
         shared_blocks=shared_blocks,
         keeps_output=[rows.keeps[old] and rows.previous[old] >= 0 for old in order],
         after=after,
-        gap_s=_sorted(rows.gap_s, order),
+        gap_s=_sorted(rows.gap_s, by_arrival),
         warm_blocks=warm,
         dropped=[dropped],
     )
 
 
-def _sorted(column: list[Any], order: list[int]) -> list[Any]:
+def _sorted(column: list[Any], order: np.ndarray[Any, Any]) -> list[Any]:
     """The column in that order, its numbers made anew: they then lie side by side, as they are read."""
     result: list[Any] = np.asarray(column)[order].tolist()
     return result
