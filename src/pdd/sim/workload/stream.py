@@ -58,24 +58,28 @@ class Workload:
         if not self.after:
             self.after, self.gap_s = [-1] * len(self), [0.0] * len(self)
         last = self.arrival_s[0]
-        for row, at in enumerate(self.arrival_s):
+        rows = zip(
+            self.arrival_s, self.input_tokens, self.output_tokens, self.after, self.parent, strict=True
+        )
+        total = len(self)
+        for row, (at, tokens_in, tokens_out, after, parent) in enumerate(rows):
             if at < last:
                 raise ConfigurationError(
                     f"{source}, request {row}: arrives at {at:g} s after one at {last:g} s; expected "
                     f"sorted times"
                 )
             last = at
-            if self.input_tokens[row] < 1 or self.output_tokens[row] < 1:
+            if tokens_in < 1 or tokens_out < 1:
                 raise ConfigurationError(
                     f"{source}, request {row}: expected at least one token in and one out"
                 )
-            if self.after[row] >= row:
+            if after >= row:
                 raise ConfigurationError(
-                    f"{source}, request {row}: waits for request {self.after[row]}, which is not earlier"
+                    f"{source}, request {row}: waits for request {after}, which is not earlier"
                 )
-            if self.parent[row] >= len(self) or self.parent[row] == row:
+            if parent >= total or parent == row:
                 raise ConfigurationError(
-                    f"{source}, request {row}: parent {self.parent[row]} is no other row"
+                    f"{source}, request {row}: parent {parent} is no other row"
                 )
 
 
