@@ -78,9 +78,7 @@ class Workload:
                     f"{source}, request {row}: waits for request {after}, which is not earlier"
                 )
             if parent >= total or parent == row:
-                raise ConfigurationError(
-                    f"{source}, request {row}: parent {parent} is no other row"
-                )
+                raise ConfigurationError(f"{source}, request {row}: parent {parent} is no other row")
 
 
 @dataclass(slots=True, kw_only=True)
