@@ -148,33 +148,34 @@ class PrefixCache:
             self._evict()
 
     def _evict(self) -> None:
-        start = self._start
+        older, oldest_last, start = self._older, self._oldest_last, self._start
         excess = self.used_blocks - self.capacity_blocks
         total = 0
         while excess > 0:
-            segment = self._oldest()
-            reach = self._older[segment]
+            if not oldest_last:
+                older, oldest_last = self._turn_over()
+            segment = oldest_last[-1]
+            reach = older.get(segment)
+            if reach is None:  # used since it was listed
+                oldest_last.pop()
+                continue
             gone = reach - start[segment]
             if gone <= excess:
-                del self._older[segment]
+                del older[segment]
+                oldest_last.pop()
             else:
                 gone = ceil(excess)
-                self._older[segment] = reach - gone
+                older[segment] = reach - gone
             excess -= gone
             total += gone
         self.used_blocks -= total
         self.evicted_blocks += total
 
-    def _oldest(self) -> int:
-        """The least recently used segment, which then is in ``_older``."""
-        older, oldest_last = self._older, self._oldest_last
-        while oldest_last:
-            if oldest_last[-1] in older:
-                return oldest_last[-1]
-            oldest_last.pop()
+    def _turn_over(self) -> tuple[dict[int, int], list[int]]:
+        """What was recent is older from here on; returns it and its order, the oldest last."""
         self._older, self._recent = self._recent, {}
         self._oldest_last = list(reversed(self._older))
-        return self._oldest_last[-1]
+        return self._older, self._oldest_last
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the count is off, a held segment hangs in the air or is held twice."""

@@ -141,20 +141,11 @@ def _session(
     shared, keeps = system, False
     limit = p.compact_above_tokens
     grown = (outputs[:last] + appended).tolist()
-    position = len(rows.at_s)
-    times, made, waits = at.tolist(), outputs.tolist(), gaps.tolist()
+    lengths, all_shared, all_keep = [], [], []
     for turn in range(last):
-        if turn >= first:
-            rows.at_s.append(times[turn])
-            rows.inputs.append(length)
-            rows.outputs.append(made[turn])
-            rows.previous.append(position - 1 if turn > first else -1)
-            rows.shared.append(shared)
-            rows.keeps.append(keeps)
-            rows.group.append(group)
-            rows.gap_s.append(waits[turn - 1] if turn else 0.0)
-            rows.is_first.append(turn == 0)
-            position += 1
+        lengths.append(length)
+        all_shared.append(shared)
+        all_keep.append(keeps)
         before = length
         length += grown[turn]
         if length > limit:
@@ -165,7 +156,17 @@ def _session(
             shared, keeps = int(system + cuts[turn] * (before - system)), False
         else:
             shared, keeps = before, True
-    return turns - (last - first)
+    position, inside = len(rows.at_s), last - first
+    rows.at_s += at[first:last].tolist()
+    rows.inputs += lengths[first:]
+    rows.outputs += outputs[first:last].tolist()
+    rows.previous += [-1, *range(position, position + inside - 1)]
+    rows.shared += all_shared[first:]
+    rows.keeps += all_keep[first:]
+    rows.group += [group] * inside
+    rows.gap_s += [0.0, *gaps.tolist()][first:last]
+    rows.is_first += [turn == 0 for turn in range(first, last)]
+    return turns - inside
 
 
 def _append_cold(
