@@ -173,7 +173,10 @@ def _least(engines: Sequence[Mapping[str, Any]]) -> str:
     """The engine a run calls the least loaded, of equal ones in the order of their ids."""
     by_id = sorted(engines, key=lambda engine: str(engine["id"]))
     _, relays, _ = SimulatorThen().decisions(link=IDLE_LINK)
-    relays.load = [engine["running"] for engine in by_id]
+    relays.load = [0] * len(by_id)
+    on_relays = [relay for relay, engine in enumerate(by_id) for _ in range(engine["running"])]
+    for request, relay in enumerate(on_relays):
+        relays.take(request, relay)
     return str(by_id[relays.least]["id"])
 
 

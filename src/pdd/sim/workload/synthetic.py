@@ -27,7 +27,8 @@ class LogNormal:
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
         """That many values."""
         values = np.exp(math.log(self.median) + self.sigma * rng.standard_normal(count))
-        return np.minimum(np.maximum(values, self.low), self.high)
+        clipped: np.ndarray[Any, Any] = np.minimum(np.maximum(values, self.low), self.high)
+        return clipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
