@@ -9,6 +9,7 @@ src/pdd/router/request/machine.py; a test compares the page with what this would
 
 import copy
 import sys
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -88,7 +89,7 @@ def copy_of(machine: RequestMachine) -> RequestMachine:
     """A machine of its own in the same state; what is in its containers is never changed."""
     other = copy.copy(machine)
     for attribute, value in vars(machine).items():
-        if isinstance(value, dict | list | set):
+        if isinstance(value, array | dict | list | set):
             setattr(other, attribute, copy.copy(value))
     return other
 

@@ -244,6 +244,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._on_lost(self)
+        del self._parser  # they refer to each other, and cycles are looked for seldom
 
     # ---- called by the parser
 
@@ -325,7 +326,7 @@ class HttpClient:
         method: str,
         path: str,
         *,
-        body: bytes = b"",
+        body: Callable[[], bytes] = bytes,
         headers: Mapping[str, str] | None = None,
         on_bytes: OnBytes | None = None,
         pooled: bool = True,
@@ -335,7 +336,7 @@ class HttpClient:
         Args:
             method: Of HTTP.
             path: Below the base URL.
-            body: JSON.
+            body: Makes the JSON when it is sent; a stream would hold it to its end.
             headers: More headers.
             on_bytes: Reader of the body if the status is 200; without one, it is collected.
             pooled: Whether the connection may have been used before, and may be used again.
@@ -344,17 +345,9 @@ class HttpClient:
             ConnectError: If nobody answers at the address.
             ConnectionLostError: If the connection ends before the headers.
         """
-        request = b"%b %b HTTP/1.1\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
-            method.encode(),
-            (self._base + path).encode(),
-            self._head,
-            header_lines({"Content-Type": "application/json", **(headers or {})}),
-            len(body),
-            body,
-        )
         connection = (self._take() if pooled else None) or await self._connect()
         try:
-            connection.send(request, on_bytes)
+            connection.send(self._request(method, path, body(), headers or {}), on_bytes)
             try:
                 await connection.head()
             except ConnectionLostError:
@@ -362,7 +355,7 @@ class HttpClient:
                     raise
                 # A pooled connection the server had just closed; not a byte of an answer came.
                 connection = await self._connect()
-                connection.send(request, on_bytes)
+                connection.send(self._request(method, path, body(), headers or {}), on_bytes)
                 await connection.head()
             yield connection
         finally:
@@ -370,6 +363,16 @@ class HttpClient:
                 connection.release()
             else:
                 connection.abort()
+
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        return b"%b %b HTTP/1.1\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
+            method.encode(),
+            (self._base + path).encode(),
+            self._head,
+            header_lines({"Content-Type": "application/json", **headers}),
+            len(body),
+            body,
+        )
 
     def _take(self) -> Connection | None:
         while self._idle:

@@ -131,7 +131,7 @@ class GenerateHandler:
         async with AsyncExitStack() as stack:
             answer = partial(self._services.parser.answer, values, deadline_s=deadline_s)
             parsed = [
-                await stack.enter_async_context(answer(prompt.token_ids))
+                await stack.enter_async_context(answer(list(prompt.token_ids)))
                 for prompt in (rendered if self._is_parsed(body) else ())
                 for _ in range(body.n or 1)
             ]

@@ -148,7 +148,7 @@ class RunFactory:
         if not body.echo:
             return ""
         return self._services.tokenizer.decode(
-            rendered.token_ids, skip_special_tokens=body.skip_special_tokens
+            list(rendered.token_ids), skip_special_tokens=body.skip_special_tokens
         )
 
 

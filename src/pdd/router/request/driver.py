@@ -180,6 +180,7 @@ class RequestDriver:
             job=job,
             fleet=services.fleet,
             post=self._post,
+            sent=self._sent,
             pass_on=self._pass_on,
             gate=self._gate,
             note_usage=self._note_usage,
@@ -216,6 +217,7 @@ class RequestDriver:
                     self._perform(self.machine.step(late))
             self._finish()
             self._services.background(self._legs.close())
+            del self._legs, self._sink  # they know the driver: a cycle, and those are looked for seldom
         if self._failure is not None:
             raise error_of(self._failure)
 
@@ -291,9 +293,9 @@ class RequestDriver:
                 self._decoded_by = effect.engine
                 self._expected.pop(effect.engine, ExitStack()).close()
                 self._accounting.on_decode(effect, self.machine, self._now_s())
-                self._legs.start_decode(effect, self._sent(effect.position))
+                self._legs.start_decode(effect)
             case StartRound():
-                self._legs.start_round(effect, self._sent(effect.position))
+                self._legs.start_round(effect)
             case StopLeg():
                 self._legs.stop(effect.leg)
             case CancelTransfer():
@@ -313,7 +315,7 @@ class RequestDriver:
         return ()
 
     def _sent(self, position: int) -> list[int]:
-        return self.machine.tokens[:position]
+        return list(self.machine.tokens[:position])
 
     def _start_prefill(self, effect: StartPrefill) -> None:
         self._prefills[effect.attempt] = effect.engine
@@ -336,7 +338,6 @@ class RequestDriver:
             )
         self._legs.start_prefill(
             effect,
-            self._sent(effect.position),
             whole_on_main=self.machine.plan.whole_on_main and bool(effect.targets),
         )
 
@@ -514,7 +515,7 @@ class RequestDriver:
             # The last token was sampled, but its KV was never computed.
             decoder = engines[self._decoded_by]
             if not decoder.events.next_seq:  # else the engine says itself what it stored of the reply
-                decoder.belief.in_store(prompt.with_reply(self.machine.tokens[:-1]).chunks)
+                decoder.belief.in_store(prompt.with_reply(self._sent(len(self.machine.tokens) - 1)).chunks)
 
     def _now_s(self) -> float:
         return _since(self._loop, self._arrived_s)

@@ -8,6 +8,7 @@ pipeline begins again after them, with the engines that can be used at that mome
 answer that has begun pauses until one is back.
 """
 
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -81,7 +82,7 @@ class RequestMachine:
 
     def __init__(self) -> None:
         self.phase = Phase.RENDERING
-        self.tokens: list[int] = []
+        self.tokens = array("i")  # an answer may be long, and a list takes nine times as much
         self.attempt = 0
         self.outcome: Outcome | None = None
         self.handoff_mode: Literal["one-shot", "catch-up"] | None = None

@@ -1,6 +1,6 @@
 """Asks the policies about one rendered request and puts their answers into a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ class PromptKeys:
 
     hasher: BlockHasher
     hashes: list[bytes]
-    token_ids: list[int]
+    token_ids: Sequence[int]
     tenant: str = ""
 
     @property
@@ -44,7 +44,7 @@ class PromptKeys:
         """Prompt and reply, hashing only what the prompt's hashes do not cover."""
         if not self.hashes:
             return self.blocks
-        rest = self.token_ids[len(self.hashes) * self.hasher.block_tokens :] + reply
+        rest = [*self.token_ids[len(self.hashes) * self.hasher.block_tokens :], *reply]
         more = self.hasher.block_hashes(rest, parent=self.hashes[-1])
         return self._named(self.hashes + more, len(self.token_ids) + len(reply))
 
