@@ -39,7 +39,9 @@ from pdd.router.request.events import (
     TransferFailed,
     TransferStalled,
 )
-from pdd.router.request.machine import MAX_ATTEMPTS, Phase, RequestMachine
+from pdd.router.request.machine.attempts import MAX_ATTEMPTS
+from pdd.router.request.machine.state import Phase
+from pdd.router.request.machine.table import RequestMachine
 
 LOST = Failure(kind="engine_lost", message="gone", status=502)
 

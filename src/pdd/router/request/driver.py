@@ -59,7 +59,7 @@ from pdd.router.request.events import (
 )
 from pdd.router.request.job import Job, transfer_id
 from pdd.router.request.legs import Legs
-from pdd.router.request.machine import RequestMachine
+from pdd.router.request.machine.table import RequestMachine
 from pdd.router.request.planning import Planning, engines_now
 from pdd.router.request.transfers import TransferLog
 
