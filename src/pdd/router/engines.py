@@ -23,7 +23,8 @@ from pdd.core.errors import (
     PddError,
     RemoteProtocolError,
 )
-from pdd.router.http_client import Connection, Gate, HttpClient
+from pdd.router.http_client import HttpClient
+from pdd.router.http_connection import Connection, Gate
 from pdd.router.request.events import Token, TokenId
 from pdd.router.sse import EventParser, TokenEvents
 

@@ -10,7 +10,8 @@ from tests.kit.bed import Bed, running_bed
 
 from pdd.core.errors import ConnectError, ConnectionLostError, DeadlineError
 from pdd.router.api import stream as client_stream
-from pdd.router.http_client import Gate, HttpClient
+from pdd.router.http_client import HttpClient
+from pdd.router.http_connection import Gate
 from pdd.router.request.driver import RequestDriver
 from pdd.router.request.events import StartDecode
 from pdd.router.request.job import Rendered

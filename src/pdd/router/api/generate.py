@@ -20,9 +20,9 @@ from pdd.router.api.sinks import Collected, ParsedSink, Run, Streamed, run_all
 from pdd.router.api.stream import ClientStream
 from pdd.router.parsing import ParsedStream
 from pdd.router.records import Record, RecordRing
-from pdd.router.request.driver import Services
 from pdd.router.request.job import Rendered, read_rendered
 from pdd.router.request.planning import choose_prefill
+from pdd.router.request.services import Services
 from pdd.router.sse import frame
 
 REQUEST_ID = web.RequestKey("request_id", str)

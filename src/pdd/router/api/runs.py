@@ -15,9 +15,10 @@ from pdd.router.api.sinks import Run
 from pdd.router.detokenize import TextOptions
 from pdd.router.kv_events import block_hasher
 from pdd.router.records import Record, RecordRing
-from pdd.router.request.driver import RequestDriver, Services
+from pdd.router.request.driver import RequestDriver
 from pdd.router.request.job import Job, Rendered
 from pdd.router.request.planning import Planner, Planning, prompt_keys, reserved
+from pdd.router.request.services import Services
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from pdd.router.api.logprobs import LogprobFormat
-from pdd.router.request.driver import Piece
+from pdd.router.request.answer import Piece
 from pdd.router.request.events import Token
 from pdd.router.sse import frame
 

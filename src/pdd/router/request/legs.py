@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from pdd.core.errors import ConnectError, EngineError, PddError, TransportError
+from pdd.core.errors import ConnectError, EngineError, PddError
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import EngineState, Fleet
-from pdd.router.http_client import Gate
+from pdd.router.http_connection import Gate
 from pdd.router.request.events import (
     Event,
     Failure,
@@ -21,6 +21,7 @@ from pdd.router.request.events import (
     StartRound,
     Tokens,
 )
+from pdd.router.request.failures import failure_of
 from pdd.router.request.job import Job
 
 log = logging.getLogger(__name__)
@@ -29,25 +30,8 @@ GOOD_ENDS = frozenset({"stop", "length", "repetition"})
 """Any other finish reason (``abort``, ``error``) is an engine that gave up, never the end of an answer."""
 USAGE_TIMEOUT_S = 1.0
 """The usage event comes with the last token; an engine that holds it back does not delay the answer."""
-TRANSIENT_STATUS = frozenset({408, 429})
 
 Work = Callable[[EngineState], Coroutine[Any, Any, None]]
-
-
-def failure_of(error: PddError) -> Failure:
-    """The failure as the state machine knows it."""
-    if isinstance(error, EngineError):
-        retryable = error.status >= 500 or error.status in TRANSIENT_STATUS
-        return Failure(
-            kind="engine_error",
-            message=str(error),
-            status=error.status,
-            retryable=retryable,
-            error_type=error.kind,
-            param=error.param,
-        )
-    kind = "engine_lost" if isinstance(error, TransportError) else "engine_garbled"
-    return Failure(kind=kind, message=str(error), status=502)
 
 
 class Legs:
