@@ -201,6 +201,14 @@ class Fleet:
         finally:
             signal_all(others, signal.SIGCONT)
 
+    async def is_ready(self) -> bool:
+        """Whether every router has a whole path."""
+        for router in self.routers.values():
+            async with self.session.get(f"{router.url}/ready") as response:
+                if response.status != 200:
+                    return False
+        return True
+
     async def is_used_by_every_router(self, engine_id: str) -> bool:
         """Whether every router counts the engine in; ``/ready`` alone does not say so."""
         for router in self.routers.values():

@@ -213,6 +213,7 @@ class Kills:
     async def _client(self, number: int) -> None:
         rng = random.Random(self._rng.random())
         while not self._is_over:
+            await wait_until(self._fleet.is_ready, what="a whole path", timeout_s=HEALED_WITHIN_S)
             prompt = self._prompt(rng, number)
             max_tokens = rng.choice([1, 8, 40, 100, 200])
             cancel_after = rng.randint(1, max_tokens) if rng.random() < CANCELLED_RATIO else None
