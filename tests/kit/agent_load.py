@@ -22,12 +22,15 @@ class Outcome:
 
 
 class PrefillLoad:
-    """Small transfers from one agent to ``md0``, several at once, each seen to end exactly once."""
+    """Small transfers to ``md0``, several at once, each seen to end exactly once; what landed is released."""
 
-    def __init__(self, agent: RunningAgent, prefill: FakeEngine, *, chunks: int = 3) -> None:
+    def __init__(
+        self, agent: RunningAgent, prefill: FakeEngine, *, receiver: RunningAgent, chunks: int = 3
+    ) -> None:
         self.outcome = Outcome()
         self._agent = agent
         self._prefill = prefill
+        self._receiver = receiver.agent
         self._chunks = chunks
         self._seen = agent.agent.events.seq
         self._open: set[str] = set()
@@ -59,6 +62,8 @@ class PrefillLoad:
             self._open.discard(event["transfer"])
             if event["event"] == "landed":
                 self.outcome.landed += 1
+                assert self._receiver.space is not None
+                self._receiver.space.inbound.release(event["transfer"])
             else:
                 reason = event["reason"]
                 self.outcome.failed[reason] = self.outcome.failed.get(reason, 0) + 1

@@ -39,11 +39,11 @@ KINDS = {"engine": 0.5, "agent": 0.25, "connection": 0.25}
 SECOND_ENGINE_RATIO = 0.2
 """Of the kills of an engine while another one still starts; all of them would leave no path most of the
 time."""
-CLIENTS = 2
+CLIENTS = 4
 PAUSE_S = (1.0, 15.0)
 """Between two kills: shorter than a restart, so that failures meet."""
 P_GONE_S = 15.0
-THINK_S = 1.0
+THINK_S = 0.2
 SETTLED_AFTER_S = 2.0
 """Events come within 0.2 s; repeated ones within a second more."""
 HEALED_WITHIN_S = 600.0

@@ -29,7 +29,7 @@ class Pair:
         self.md: RunningAgent = fleet.agent("md0")
         self.main: FakeEngine = self.md.engine()
         self.prefill: FakeEngine = self.p.engine()
-        self.load = PrefillLoad(self.p, self.prefill)
+        self.load = PrefillLoad(self.p, self.prefill, receiver=self.md)
         self.load.run(3)
         self.before = num_descriptors(), num_threads()
 
@@ -57,8 +57,9 @@ def pair(fleet: Fleet) -> Pair:
 
 
 def test_all_connections_are_cut_again_and_again(pair: Pair) -> None:
-    """100,000 small transfers with all sockets cut every 1,000, in small."""
-    outcome = pair.load.run(150 * SCALE, on_each=lambda i: pair.meddler.cut() if i % 50 == 49 else None)
+    """At scale 100, 100,000 small transfers with all sockets cut every 1,000."""
+    num, every = (1000 * SCALE, 10 * SCALE) if SCALE > 1 else (150, 50)
+    outcome = pair.load.run(num, on_each=lambda i: pair.meddler.cut() if i % every == every - 1 else None)
     assert outcome.failed == {}
     pair.check()
 
