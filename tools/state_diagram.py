@@ -2,20 +2,22 @@
 
 For every (phase, event) of the table, in every state that a request over one P, one RLD and two MDs can
 come to, the machine is asked what it does; what it did is the diagram. Run it after a change of
-src/pdd/router/request/machine.py; a test compares the page with what this would write::
+src/pdd/router/request/machine; a test compares the page with what this would write::
 
     .venv/bin/python tools/state_diagram.py
 """
 
 import copy
 import sys
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pdd.router.request import events as ev
-from pdd.router.request.machine import TABLE, Phase, RequestMachine
+from pdd.router.request.machine.state import Phase
+from pdd.router.request.machine.table import TABLE, RequestMachine
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "handoff.md"
 BEGIN, END = "```mermaid\nstateDiagram-v2\n", "```\n"
@@ -69,17 +71,17 @@ def candidates(machine: RequestMachine) -> Iterator[ev.Event]:
 def summary(machine: RequestMachine) -> str:
     """What two machines have in common that do the same from here on; legs have no numbers in it."""
     known = dict(vars(machine))
-    for left_out in ("failures", "legs", "_next_leg", "_effects", "_last_failure", "was_resumed"):
+    for left_out in ("failures", "legs", "next_leg", "effects", "last_failure", "was_resumed"):
         del known[left_out]
     attempt = known.pop("attempt")
     known["tokens"] = len(machine.tokens)
-    known["_base_position"] = len(machine.tokens) - known["_base_position"]
-    known["_round_position"] = len(machine.tokens) - known["_round_position"]
+    known["base_position"] = len(machine.tokens) - known["base_position"]
+    known["round_position"] = len(machine.tokens) - known["round_position"]
     known["eager_tokens"] = min(machine.eager_tokens, PLAN.hold_tokens)
     known["transfers"] = {peer: state for (of, peer), state in machine.transfers.items() if of == attempt}
-    for who in ("_speaker", "_round"):
+    for who in ("speaker", "round"):
         known[who] = machine.legs.get(known[who])
-    for engines in ("_failed", "_unreachable"):
+    for engines in ("failed", "unreachable"):
         known[engines] = sorted(known[engines])
     return repr(sorted(known.items()))
 
@@ -88,7 +90,7 @@ def copy_of(machine: RequestMachine) -> RequestMachine:
     """A machine of its own in the same state; what is in its containers is never changed."""
     other = copy.copy(machine)
     for attribute, value in vars(machine).items():
-        if isinstance(value, dict | list | set):
+        if isinstance(value, array | dict | list | set):
             setattr(other, attribute, copy.copy(value))
     return other
 

@@ -111,7 +111,7 @@ class AgentClient:
             try:
                 async with (
                     asyncio.timeout(CONTROL_TIMEOUT_S),
-                    self._control.exchange("POST", path, body=sent) as answer,
+                    self._control.exchange("POST", path, body=lambda: sent) as answer,
                 ):
                     await answer.end()
                     if answer.status != 200:

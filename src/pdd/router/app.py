@@ -23,7 +23,7 @@ from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
 from pdd.router.parsing import ParserClient
 from pdd.router.records import RecordRing
-from pdd.router.request.driver import Services
+from pdd.router.request.services import Services
 
 log = logging.getLogger(__name__)
 

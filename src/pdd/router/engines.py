@@ -9,6 +9,7 @@ Source:
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +23,8 @@ from pdd.core.errors import (
     PddError,
     RemoteProtocolError,
 )
-from pdd.router.http_client import Connection, Gate, HttpClient
+from pdd.router.http_client import HttpClient
+from pdd.router.http_connection import Connection, Gate
 from pdd.router.request.events import Token, TokenId
 from pdd.router.sse import EventParser, TokenEvents
 
@@ -98,6 +100,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(WireChunk).decode
+_encode = msgspec.json.encode
 _EVENT_FRAME_BYTES = len("data: \n\n")
 _KNOWN_STATUS = frozenset(HTTPStatus)
 GENERATE = "/inference/v1/generate"
@@ -176,7 +179,7 @@ class EngineClient:
 
     async def stream(
         self,
-        body: Mapping[str, Any],
+        body: Callable[[], Mapping[str, Any]],
         headers: Mapping[str, str],
         on_chunk: Callable[[GenerateChunk], None],
         *,
@@ -188,7 +191,7 @@ class EngineClient:
         Cancelling aborts the request in the engine.
 
         Args:
-            body: The request.
+            body: Makes the request when it is sent; it is as long as the prompt, and the stream outlives it.
             headers: Sent with it.
             on_chunk: Called straight from the event loop, once per event; what it raises ends the stream.
             on_ids: Offered the IDs of an event that holds nothing else, which is nearly every one; if it says
@@ -218,10 +221,9 @@ class EngineClient:
                     on_chunk(_said(chunk))
             return False
 
-        sent = msgspec.json.encode(body)
         with self._named():
             async with self._http.exchange(
-                "POST", GENERATE, body=sent, headers=headers, on_bytes=on_bytes
+                "POST", GENERATE, body=lambda: _encode(body()), headers=headers, on_bytes=on_bytes
             ) as answer:
                 if answer.status != 200:
                     await answer.end(idle_timeout_s=self._idle_timeout_s)
@@ -250,7 +252,7 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """The body of an answer with status 200; anything else is raised in the error tree."""
-        sent = b"" if body is None else msgspec.json.encode(body)
+        sent = bytes if body is None else partial(_encode, body)
         with self._named():
             async with self._http.exchange(method, path, body=sent, headers=headers) as answer:
                 await answer.end()

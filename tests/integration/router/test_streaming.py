@@ -1,6 +1,7 @@
 """The way of a token: slow clients, large bodies, connections that are used again, and what is sent along."""
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -9,7 +10,12 @@ from tests.kit.bed import Bed, running_bed
 
 from pdd.core.errors import ConnectError, ConnectionLostError, DeadlineError
 from pdd.router.api import stream as client_stream
-from pdd.router.http_client import Gate, HttpClient
+from pdd.router.http_client import HttpClient
+from pdd.router.http_connection import Gate
+from pdd.router.request.driver import RequestDriver
+from pdd.router.request.events import StartDecode
+from pdd.router.request.job import Rendered
+from pdd.router.request.planning import PromptKeys
 
 USER = [{"role": "user", "content": "At length, please."}]
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -118,6 +124,34 @@ async def test_large_bodies_pass(size_bytes: int) -> None:
         assert "context length" in (await answer.json())["error"]["message"]
 
 
+# ---- memory
+
+
+@pytest.mark.parametrize("pipeline", ["p-md", "p-rld-md"])
+async def test_what_an_answer_took_is_free_at_its_end_without_a_search_for_cycles(pipeline: str) -> None:
+    async with running_bed(router={"pipeline": pipeline, "handoff": "one-shot"}) as bed:
+        if pipeline == "p-rld-md":
+            bed.agents["p0"].lands_after["md0"] = (bed.rld0, 3)
+            bed.rld0.itl_s = 0.02
+        fields = {"stream": True, "max_tokens": 10, "ignore_eos": True}
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await bed.post("/v1/chat/completions", messages=USER, **fields)
+            assert "[DONE]" in await answer.text()
+            assert (await bed.last_record())["handoff_mode"] == ("one-shot" if "rld" in pipeline else None)
+            await bed.until_free()
+            await bed.until(lambda: not of_requests(gc.get_objects()))
+        finally:
+            gc.enable()
+
+
+def of_requests(objects: list[Any]) -> list[Any]:
+    """Those of the objects that a request in progress needs, and nothing else does."""
+    kinds = (RequestDriver, Rendered, PromptKeys, StartDecode)
+    return [item for item in objects if type(item) in kinds]
+
+
 # ---- the client of engines
 
 
@@ -142,7 +176,7 @@ async def test_a_stalled_answer_is_given_up_but_not_while_its_reader_is_held_bac
             {"token_ids": [1, 2], "stream": True, "sampling_params": {"max_tokens": 5}}
         ).encode()
         async with client.exchange(
-            "POST", "/inference/v1/generate", body=body, on_bytes=lambda _: False
+            "POST", "/inference/v1/generate", body=lambda: body, on_bytes=lambda _: False
         ) as answer:
             gate.add(answer)
             gate.close()
@@ -161,7 +195,7 @@ async def test_nobody_at_the_address_and_a_cut_answer_are_told_apart() -> None:
         bed.p0.drop_whole = 1
         body = json.dumps({"token_ids": [1], "sampling_params": {"max_tokens": 1}}).encode()
         with pytest.raises(ConnectionLostError):
-            async with client.exchange("POST", "/inference/v1/generate", body=body) as answer:
+            async with client.exchange("POST", "/inference/v1/generate", body=lambda: body) as answer:
                 await answer.end()
         await bed.p0.stop()
         with pytest.raises(ConnectError):

@@ -10,7 +10,8 @@ from pdd.config.load import parse_config
 from pdd.core.errors import ConnectError
 from pdd.router import http_client
 from pdd.router.fleet import Fleet
-from pdd.router.http_client import HttpClient, whole_chunk
+from pdd.router.http_client import HttpClient
+from pdd.router.http_connection import whole_chunk
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pdd.policy.replay import POLICIES
 from pdd.router.api.errors import STATUS
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
-from pdd.router.request.machine import MAX_ATTEMPTS, Phase
+from pdd.router.request.machine.attempts import MAX_ATTEMPTS
+from pdd.router.request.machine.state import Phase
 
 DOCS = Path(__file__).parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "router.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from pdd.core.errors import DeadlineError
 from pdd.router.api.shapes import Choice
 from pdd.router.api.sinks import ParsedSink, Run, run_all
 from pdd.router.parsing import ParsedStream
-from pdd.router.request.driver import Piece
+from pdd.router.request.answer import Piece
 from pdd.wire.parsing import Message, Parsed
 
 

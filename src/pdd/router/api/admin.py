@@ -8,7 +8,7 @@ from aiohttp import web
 import pdd
 from pdd.router.api.errors import NotFoundError
 from pdd.router.records import RecordRing
-from pdd.router.request.driver import Services
+from pdd.router.request.services import Services
 
 
 class AdminHandler:

@@ -20,9 +20,9 @@ from pdd.router.api.sinks import Collected, ParsedSink, Run, Streamed, run_all
 from pdd.router.api.stream import ClientStream
 from pdd.router.parsing import ParsedStream
 from pdd.router.records import Record, RecordRing
-from pdd.router.request.driver import Services
 from pdd.router.request.job import Rendered, read_rendered
 from pdd.router.request.planning import choose_prefill
+from pdd.router.request.services import Services
 from pdd.router.sse import frame
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -131,7 +131,7 @@ class GenerateHandler:
         async with AsyncExitStack() as stack:
             answer = partial(self._services.parser.answer, values, deadline_s=deadline_s)
             parsed = [
-                await stack.enter_async_context(answer(prompt.token_ids))
+                await stack.enter_async_context(answer(list(prompt.token_ids)))
                 for prompt in (rendered if self._is_parsed(body) else ())
                 for _ in range(body.n or 1)
             ]

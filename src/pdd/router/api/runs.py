@@ -15,9 +15,10 @@ from pdd.router.api.sinks import Run
 from pdd.router.detokenize import TextOptions
 from pdd.router.kv_events import block_hasher
 from pdd.router.records import Record, RecordRing
-from pdd.router.request.driver import RequestDriver, Services
+from pdd.router.request.driver import RequestDriver
 from pdd.router.request.job import Job, Rendered
 from pdd.router.request.planning import Planner, Planning, prompt_keys, reserved
+from pdd.router.request.services import Services
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""
@@ -148,7 +149,7 @@ class RunFactory:
         if not body.echo:
             return ""
         return self._services.tokenizer.decode(
-            rendered.token_ids, skip_special_tokens=body.skip_special_tokens
+            list(rendered.token_ids), skip_special_tokens=body.skip_special_tokens
         )
 
 

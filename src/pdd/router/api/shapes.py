@@ -1,13 +1,14 @@
 """The JSON of answers: chunks of a stream and whole answers, for chat and for completions."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from pdd.router.api.logprobs import LogprobFormat
-from pdd.router.request.driver import Piece
+from pdd.router.request.answer import Piece
 from pdd.router.request.events import Token
 from pdd.router.sse import frame
 
@@ -20,7 +21,7 @@ class Choice:
     """One answer as it grows; ``text`` and ``tokens`` are collected only when it is not streamed."""
 
     index: int
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     echo_text: str = ""
     text: str = ""
     text_chars: int = 0
@@ -63,7 +64,7 @@ class Shape:
 
     def first_chunk(self, choice: Choice) -> dict[str, Any] | None:
         """What comes before the first token: the role, or the echoed prompt."""
-        ids = {"prompt_token_ids": choice.prompt_ids} if self.token_ids else {}
+        ids = {"prompt_token_ids": list(choice.prompt_ids)} if self.token_ids else {}
         if self.api == "chat":
             delta = {"role": "assistant", "content": ""}
             body = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -115,7 +116,7 @@ class Shape:
         if self.api == "chat":
             body["prompt_logprobs"] = choices[0].prompt_logprobs
             if self.token_ids:
-                body["prompt_token_ids"] = choices[0].prompt_ids
+                body["prompt_token_ids"] = list(choices[0].prompt_ids)
         return {**body, "usage": self.usage(choices)}
 
     def usage(self, choices: list[Choice], *, details: bool = True) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class Shape:
             body["text"] = choice.echo_text + choice.text
             body["prompt_logprobs"] = choice.prompt_logprobs
             if self.token_ids:
-                body["prompt_token_ids"] = choice.prompt_ids
+                body["prompt_token_ids"] = list(choice.prompt_ids)
         body["logprobs"] = self._logprobs(choice.tokens, len(choice.echo_text))
         body["finish_reason"] = choice.finish
         body["stop_reason"] = choice.stop_reason

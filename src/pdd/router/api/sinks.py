@@ -11,7 +11,8 @@ from pdd.core.errors import PddError
 from pdd.router.api.shapes import Choice, Shape
 from pdd.router.api.stream import ClientStream
 from pdd.router.parsing import ParsedStream
-from pdd.router.request.driver import Piece, RequestDriver, Sink
+from pdd.router.request.answer import Piece, Sink
+from pdd.router.request.driver import RequestDriver
 from pdd.router.sse import frame
 from pdd.wire.parsing import Parsed
 

@@ -8,7 +8,7 @@ from pdd.router.engines import WireUsage
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
 from pdd.router.request.events import Failure, StartDecode
-from pdd.router.request.machine import RequestMachine
+from pdd.router.request.machine.table import RequestMachine
 
 MAX_GAPS = 512
 """The median gap of an answer is that of its first so many: a handoff comes early."""

@@ -1,34 +1,21 @@
 """Drives one answer: does what the state machine's effects say and feeds back what happens.
 
-It owns the clock, the tasks and the text of the answer. It knows no client protocol: whoever runs it
-gets pieces of the answer, each token once and in order.
+It owns the clock, the tasks and the order in which things happen.
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
-from tokenizers import Tokenizer
-
-from pdd.config.schema import PddConfig
-from pdd.core.errors import DeadlineError, EngineError, NoEndpointError, PddError
-from pdd.policy.handoff import HandoffDecision, HandoffParams
-from pdd.router.decisions import DecisionLog
 from pdd.router.detokenize import Detokenizer
-from pdd.router.door import Door
 from pdd.router.engines import GenerateChunk, WireUsage
-from pdd.router.fleet import Fleet
-from pdd.router.http_client import Gate
-from pdd.router.metrics import RouterMetrics
-from pdd.router.parsing import ParserClient
+from pdd.router.http_connection import Gate
 from pdd.router.records import Record
 from pdd.router.request.accounting import Accounting
+from pdd.router.request.answer import Answer, Sink
 from pdd.router.request.events import (
     CancelTransfer,
     ChooseHandoff,
@@ -52,71 +39,23 @@ from pdd.router.request.events import (
     StartRound,
     StopLeg,
     StopMatched,
-    Token,
     Tokens,
     TransferFailed,
     TransferStalled,
 )
-from pdd.router.request.job import Job, transfer_id
+from pdd.router.request.failures import error_of
+from pdd.router.request.job import Job
 from pdd.router.request.legs import Legs
-from pdd.router.request.machine import RequestMachine
-from pdd.router.request.planning import Planning, engines_now
+from pdd.router.request.machine.table import RequestMachine
+from pdd.router.request.orders import Orders
+from pdd.router.request.planning import Planning, choose_handoff, engines_now
+from pdd.router.request.services import Services
 from pdd.router.request.transfers import TransferLog
 
 log = logging.getLogger(__name__)
 
 PAUSE_POLL_S = 0.25
 """How often a paused answer looks whether an engine is back; health checks come every second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What every request shares."""
-
-    config: PddConfig
-    fleet: Fleet
-    tokenizer: Tokenizer
-    metrics: RouterMetrics
-    background: Callable[[Coroutine[Any, Any, None]], None]
-    door: Door
-    decisions: DecisionLog
-    parser: ParserClient
-
-
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of the answer, ready for the client.
-
-    Args:
-        text: New text; may be empty while a character or a possible stop string is incomplete.
-        tokens: New tokens, each with the engine's log probabilities.
-        num_tokens: Tokens of the answer so far, these included.
-        finish: Set on the last piece.
-        stop_reason: The stop string or token that ended the answer, if one did.
-    """
-
-    text: str
-    tokens: tuple[Token, ...]
-    num_tokens: int
-    finish: str | None
-    stop_reason: int | str | None
-
-
-class Sink(Protocol):
-    """Where an answer goes; a slow one holds the engines back.
-
-    ``text_only`` says that pieces without finish need no more than their text.
-    """
-
-    text_only: bool
-
-    def put_text(self, text: str, num_tokens: int) -> bool:
-        """Take the text of a piece in the middle of the answer, as ``put`` would."""
-
-    def put(self, piece: Piece) -> bool:
-        """Take a piece without waiting; false asks for ``ready`` to be awaited before there are many more."""
-
-    async def ready(self) -> None:
-        """The client has taken so much that pieces are welcome again."""
 
 
 class RequestDriver:
@@ -153,25 +92,21 @@ class RequestDriver:
         self._inbox: asyncio.Queue[Event | None] = asyncio.Queue()
         self._idle = False
         self._gate = Gate()
-        self._pieces: deque[Piece] = deque()
-        self._num_tokens = 0
         self._failure: Failure | None = None
         self._decoded_by: str | None = None
         self._paused_s: float | None = None
-        self._expected: dict[str, ExitStack] = {}
         self._deadline_s = 0.0
-        self._sink: Sink
-        self._text_only = False
+        self._answer: Answer
         self._timers: list[asyncio.TimerHandle] = []
-        self._prefills: dict[int, str] = {}
-        self._targets: dict[int, tuple[str, ...]] = {}
-        self._text = Detokenizer(services.tokenizer, job.rendered.token_ids, job.text)
         self._accounting = Accounting(record=record, metrics=services.metrics)
+        self._orders = Orders(
+            fleet=services.fleet, background=services.background, transfer_prefix=job.transfer_prefix
+        )
         self._transfers = TransferLog(
             record=record,
             metrics=services.metrics,
             post=self._inbox.put_nowait,
-            release=partial(_release, services, job.transfer_prefix),
+            release=self._orders.release,
             is_wan=services.fleet.is_wan,
             now_s=partial(_since, self._loop, arrived_s),
             believed_missing=planning.believed_missing,
@@ -180,6 +115,7 @@ class RequestDriver:
             job=job,
             fleet=services.fleet,
             post=self._post,
+            sent=self._sent,
             pass_on=self._pass_on,
             gate=self._gate,
             note_usage=self._note_usage,
@@ -193,8 +129,13 @@ class RequestDriver:
         Raises:
             PddError: If the request ends without a whole answer; what was delivered until then is good.
         """
-        self._sink = sink
-        self._text_only = sink.text_only and not self._job.text.stop
+        text = self._job.text
+        self._answer = Answer(
+            text=Detokenizer(self._services.tokenizer, self._job.rendered.token_ids, text),
+            accounting=self._accounting,
+            sink=sink,
+            has_stops=bool(text.stop),
+        )
         timeout_s = self._job.timeout_s - self._now_s()
         self._deadline_s = self._loop.time() + timeout_s
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
@@ -216,6 +157,7 @@ class RequestDriver:
                     self._perform(self.machine.step(late))
             self._finish()
             self._services.background(self._legs.close())
+            del self._legs, self._answer  # they know the driver: a cycle, and those are looked for seldom
         if self._failure is not None:
             raise error_of(self._failure)
 
@@ -223,7 +165,7 @@ class RequestDriver:
         """Take news from a leg; tokens with nothing before them go to the client without a task switch."""
         if type(event) is Tokens and self._idle and self._inbox.empty():
             self._perform(self.machine.step(event))
-            if not self._hand_out() or self.machine.outcome is not None:
+            if not self._answer.hand_out() or self.machine.outcome is not None:
                 self._inbox.put_nowait(None)  # ``run`` has to wait for the client, or to end
         else:
             self._inbox.put_nowait(event)
@@ -231,24 +173,16 @@ class RequestDriver:
     def _pass_on(self, leg: int, ids: list[int]) -> bool:
         """Give tokens that are nothing but more text straight to the client; false if they must be posted."""
         if not (
-            ids and self._idle and self._text_only and self._inbox.empty() and self.machine.pass_on(leg, ids)
+            ids
+            and self._idle
+            and self._answer.text_only
+            and self._inbox.empty()
+            and self.machine.pass_on(leg, ids)
         ):
             return False
-        text = self._text.more(ids)
-        self._num_tokens += len(ids)
-        now_s = self._loop.time() - self._arrived_s
-        if not self._accounting.on_more(now_s, len(ids)):
-            self._accounting.on_tokens(now_s, len(ids), "main")
-        if not self._sink.put_text(text, self._num_tokens):
+        if not self._answer.pass_on(ids, now_s=self._now_s()):
             self._inbox.put_nowait(None)
         return True
-
-    def _hand_out(self) -> bool:
-        """Give the sink all there is; false if it asks to be waited for."""
-        ready = True
-        while self._pieces:
-            ready = self._sink.put(self._pieces.popleft())
-        return ready
 
     async def _turn(self, event: Event | None) -> None:
         if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
@@ -257,7 +191,7 @@ class RequestDriver:
             self._perform(self.machine.step(self._engines_now()))
         if event is not None:
             self._perform(self.machine.step(event))
-        if not self._hand_out() or event is None:
+        if not self._answer.hand_out() or event is None:
             await self._wait_for_client()
 
     async def _wait_for_client(self) -> None:
@@ -265,7 +199,7 @@ class RequestDriver:
         self._gate.close()
         try:
             async with asyncio.timeout_at(self._deadline_s):
-                await self._sink.ready()
+                await self._answer.ready()
         except TimeoutError:
             self._perform(self.machine.step(DeadlinePassed()))
         finally:
@@ -289,21 +223,19 @@ class RequestDriver:
                 self._start_prefill(effect)
             case StartDecode():
                 self._decoded_by = effect.engine
-                self._expected.pop(effect.engine, ExitStack()).close()
+                self._orders.begins(effect.engine)
                 self._accounting.on_decode(effect, self.machine, self._now_s())
-                self._legs.start_decode(effect, self._sent(effect.position))
+                self._legs.start_decode(effect)
             case StartRound():
-                self._legs.start_round(effect, self._sent(effect.position))
+                self._legs.start_round(effect)
             case StopLeg():
                 self._legs.stop(effect.leg)
             case CancelTransfer():
-                self._cancel(effect.attempt, effect.peer)
+                self._orders.cancel(effect.attempt, effect.peer)
             case ResumeTransfer():
-                agent = self._services.fleet.engines[self._prefills[effect.attempt]].agent
-                transfer = self._job.transfer_id(effect.attempt)
-                self._services.background(agent.resume(transfer))
+                self._orders.resume(effect.attempt)
             case ReleaseTransfer():
-                _release(self._services, self._job.transfer_prefix, effect.attempt, effect.peer)
+                self._orders.release(effect.attempt, effect.peer)
             case Pause():
                 self._pause()
             case Fail():
@@ -313,12 +245,11 @@ class RequestDriver:
         return ()
 
     def _sent(self, position: int) -> list[int]:
-        return self.machine.tokens[:position]
+        return list(self.machine.tokens[:position])
 
     def _start_prefill(self, effect: StartPrefill) -> None:
-        self._prefills[effect.attempt] = effect.engine
-        self._targets[effect.attempt] = effect.targets
-        self._expect(effect.targets)
+        listener = self._transfers.listener(effect.attempt, effect.engine, effect.targets)
+        self._orders.note(effect, listener)
         if effect.attempt > 1:
             self._services.metrics.continuations.inc()
             log.warning(
@@ -329,46 +260,19 @@ class RequestDriver:
                 effect.position,
                 self.machine.failures[-1].message if self.machine.failures else "transfer failed",
             )
-        if effect.targets:
-            self._services.fleet.engines[effect.engine].agent.listen(
-                self._job.transfer_id(effect.attempt),
-                self._transfers.listener(effect.attempt, effect.engine, effect.targets),
-            )
         self._legs.start_prefill(
             effect,
-            self._sent(effect.position),
             whole_on_main=self.machine.plan.whole_on_main and bool(effect.targets),
         )
 
-    def _expect(self, engines: tuple[str, ...]) -> None:
-        """These engines will be asked once the KV is there: others are placed with that in mind."""
-        self._expect_none()
-        for engine in engines:
-            self._expected[engine] = stack = ExitStack()
-            stack.enter_context(self._services.fleet.engines[engine].expected())
-
-    def _expect_none(self) -> None:
-        for stack in self._expected.values():
-            stack.close()
-        self._expected.clear()
-
     def _choose_handoff(self, effect: ChooseHandoff) -> Sequence[Effect]:
-        policy, router = self._services.config.policy, self._services.config.router
         relay = self._services.fleet.engines[effect.relay]
-        decision: HandoffDecision = self._services.decisions.decide(
-            "handoff",
+        decision = choose_handoff(
+            self._services.config,
+            self._services.decisions,
             request=self.record.id,
+            relay=relay,
             gap_tokens=effect.gap_tokens,
-            relay_load_ratio=relay.view.load_ratio,
-            previous=relay.auto_handoff,
-            params=HandoffParams(
-                forced=router.handoff,
-                one_shot_max_gap_tokens=policy.one_shot_max_gap_tokens,
-                catch_up_gap_tokens=policy.catch_up_gap_tokens,
-                catch_up_max_rounds=policy.catch_up_max_rounds,
-                busy_ratio=policy.busy_ratio,
-                idle_ratio=policy.idle_ratio,
-            ),
         )
         if decision.auto_mode != relay.auto_handoff:
             self._services.metrics.auto_switches.labels(engine=effect.relay, mode=decision.auto_mode).inc()
@@ -401,58 +305,33 @@ class RequestDriver:
     def _look_again(self, over: bool) -> None:
         self._inbox.put_nowait(PauseOver() if over else self._engines_now())
 
-    def _cancel(self, attempt: int, peer: str) -> None:
-        agent = self._services.fleet.engines[self._prefills[attempt]].agent
-        self._services.background(agent.cancel(self._job.transfer_id(attempt), [peer]))
-
     # ---- tokens
 
     def _emit(self, effect: Emit) -> Sequence[Effect]:
-        return self._give(effect.tokens, effect.role, effect.finish, effect.stop_reason)
-
-    def _give(
-        self, tokens: tuple[Token, ...], role: str, finish: str | None, stop_reason: int | str | None
-    ) -> Sequence[Effect]:
-        """Turn tokens into a piece of the answer; a stop string in its text ends the answer there."""
-        now_s = self._loop.time() - self._arrived_s
-        for taken, token in enumerate(tokens, 1):
-            stop = self._text.feed(token.id, ends_as_stop_token=finish == "stop" and taken == len(tokens))
-            if stop is not None:
-                tokens, finish, stop_reason = tokens[:taken], "stop", stop.stop
-                break
-        else:
-            stop = None
-        self._num_tokens += len(tokens)
+        """Give tokens to the client; a stop string in their text ends the answer."""
         self._paused_s = None
-        self._accounting.on_tokens(now_s, len(tokens), role)
-        self._pieces.append(
-            Piece(
-                text=self._text.take(finished=finish is not None),
-                tokens=tokens,
-                num_tokens=self._num_tokens,
-                finish=finish,
-                stop_reason=stop_reason,
-            )
+        finish = self._answer.give(
+            effect.tokens, effect.role, effect.finish, effect.stop_reason, now_s=self._now_s()
         )
         if finish is not None:
             self.record.finish_reason = finish
-        return self.machine.step(StopMatched()) if stop is not None else ()
+        return self.machine.step(StopMatched()) if finish != effect.finish else ()
 
     # ---- news from engines
 
     def _note_prefill(self, chunk: GenerateChunk) -> None:
         if self.machine.attempt == 1 and chunk.usage is not None:
             self.record.cached_tokens = chunk.usage.cached_tokens or 0
-            self._accounting.on_prefill_hit(self._prefills[1], self._planning.believed_held_tokens)
+            self._accounting.on_prefill_hit(self._orders.prefills[1], self._planning.believed_held_tokens)
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = chunk.prompt_logprobs
         attempt = self.machine.attempt
-        if self._targets.get(attempt):
+        if self._orders.targets.get(attempt):
             timeout_s = self._services.config.router.transfer_timeout_s
             self._timers.append(self._loop.call_later(timeout_s, self._transfer_timed_out, attempt))
 
     def _transfer_timed_out(self, attempt: int) -> None:
-        for peer in self._targets[attempt]:
+        for peer in self._orders.targets[attempt]:
             if self.machine.transfers.get((attempt, peer)) == "open":
                 self._inbox.put_nowait(
                     TransferFailed(attempt=attempt, peer=peer, reason="timed_out", is_certain=False)
@@ -480,11 +359,11 @@ class RequestDriver:
         for timer in self._timers:
             timer.cancel()
         self._transfers.close()
-        self._expect_none()
+        self._orders.expect_none()
         self._services.metrics.in_flight.dec()
         self._learn_caches()
         self._accounting.on_end(
-            self.machine, failure=self._failure, num_tokens=self._num_tokens, now_s=self._now_s()
+            self.machine, failure=self._failure, num_tokens=self._answer.num_tokens, now_s=self._now_s()
         )
         record = self.record
         log.info(
@@ -507,35 +386,18 @@ class RequestDriver:
             if state == "released":
                 engines[peer].belief.in_store(prompt.blocks.chunks)
         if self.machine.outcome == "complete":
-            self._services.fleet.history.note(self._job.rendered.tenant, self._num_tokens)
+            self._services.fleet.history.note(self._job.rendered.tenant, self._answer.num_tokens)
         if self.record.relay is not None and (itl_s := self._accounting.relay_itl_s) is not None:
             engines[self.record.relay].note_itl(itl_s)
         if self.machine.outcome == "complete" and self._decoded_by is not None:
             # The last token was sampled, but its KV was never computed.
             decoder = engines[self._decoded_by]
             if not decoder.events.next_seq:  # else the engine says itself what it stored of the reply
-                decoder.belief.in_store(prompt.with_reply(self.machine.tokens[:-1]).chunks)
+                decoder.belief.in_store(prompt.with_reply(self._sent(len(self.machine.tokens) - 1)).chunks)
 
     def _now_s(self) -> float:
         return _since(self._loop, self._arrived_s)
 
 
-# These two know no driver: late news of a transfer must not keep a whole prompt in memory.
-
-
 def _since(loop: asyncio.AbstractEventLoop, arrived_s: float) -> float:
     return loop.time() - arrived_s
-
-
-def _release(services: Services, transfer_prefix: str, attempt: int, peer: str) -> None:
-    agent = services.fleet.engines[peer].agent
-    services.background(agent.release(transfer_id(transfer_prefix, attempt)))
-
-
-def error_of(failure: Failure) -> PddError:
-    """The error a failure becomes for the client."""
-    if failure.kind == "deadline":
-        return DeadlineError(failure.message)
-    if failure.kind in ("no_prefill_engine", "no_engine_left"):
-        return NoEndpointError(failure.message)
-    return EngineError(failure.status or 502, failure.message, kind=failure.error_type, param=failure.param)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from pdd.core.errors import ConnectError, EngineError, PddError, TransportError
+from pdd.core.errors import ConnectError, EngineError, PddError
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.fleet import EngineState, Fleet
-from pdd.router.http_client import Gate
+from pdd.router.http_connection import Gate
 from pdd.router.request.events import (
     Event,
     Failure,
@@ -21,6 +21,7 @@ from pdd.router.request.events import (
     StartRound,
     Tokens,
 )
+from pdd.router.request.failures import failure_of
 from pdd.router.request.job import Job
 
 log = logging.getLogger(__name__)
@@ -29,25 +30,8 @@ GOOD_ENDS = frozenset({"stop", "length", "repetition"})
 """Any other finish reason (``abort``, ``error``) is an engine that gave up, never the end of an answer."""
 USAGE_TIMEOUT_S = 1.0
 """The usage event comes with the last token; an engine that holds it back does not delay the answer."""
-TRANSIENT_STATUS = frozenset({408, 429})
 
 Work = Callable[[EngineState], Coroutine[Any, Any, None]]
-
-
-def failure_of(error: PddError) -> Failure:
-    """The failure as the state machine knows it."""
-    if isinstance(error, EngineError):
-        retryable = error.status >= 500 or error.status in TRANSIENT_STATUS
-        return Failure(
-            kind="engine_error",
-            message=str(error),
-            status=error.status,
-            retryable=retryable,
-            error_type=error.kind,
-            param=error.param,
-        )
-    kind = "engine_lost" if isinstance(error, TransportError) else "engine_garbled"
-    return Failure(kind=kind, message=str(error), status=502)
 
 
 class Legs:
@@ -59,6 +43,7 @@ class Legs:
         post: Takes the events.
         note_usage: Told what a decode engine says about its prompt: role, engine, usage.
         note_prefill: Told P's whole answer.
+        sent: The first so many tokens of the answer.
         pass_on: Offered the IDs of tokens that come with nothing else, before they are posted as events.
         gate: Closed while the client takes nothing.
         held_tokens: Tokens of the prompt that each P is believed to hold.
@@ -72,6 +57,7 @@ class Legs:
         post: Callable[[Event], None],
         note_usage: Callable[[str, str, WireUsage], None],
         note_prefill: Callable[[GenerateChunk], None],
+        sent: Callable[[int], list[int]],
         pass_on: Callable[[int, list[int]], bool],
         gate: Gate,
         held_tokens: Mapping[str, int],
@@ -82,15 +68,16 @@ class Legs:
         self._post = post
         self._note_usage = note_usage
         self._note_prefill = note_prefill
+        self._sent = sent
         self._pass_on = pass_on
         self._gate = gate
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def start_prefill(self, effect: StartPrefill, sent: list[int], *, whole_on_main: bool) -> None:
+    def start_prefill(self, effect: StartPrefill, *, whole_on_main: bool) -> None:
         """Begin a prefill leg."""
         body = self._job.prefill_body(
             effect.leg,
-            sent,
+            self._sent(effect.position),
             transfer=self._job.transfer_id(effect.attempt),
             targets=effect.targets,
             whole_on_main=whole_on_main,
@@ -104,14 +91,13 @@ class Legs:
             computes_tokens=max(0, missing),
         )
 
-    def start_decode(self, effect: StartDecode, sent: list[int]) -> None:
+    def start_decode(self, effect: StartDecode) -> None:
         """Begin a streaming leg."""
-        body = self._job.decode_body(effect.leg, sent)
-        self._start(effect.leg, effect.engine, lambda state: self._decode(effect, state, body))
+        self._start(effect.leg, effect.engine, lambda state: self._decode(effect, state))
 
-    def start_round(self, effect: StartRound, sent: list[int]) -> None:
+    def start_round(self, effect: StartRound) -> None:
         """Begin a catch-up round."""
-        body = self._job.round_body(effect.leg, sent)
+        body = self._job.round_body(effect.leg, self._sent(effect.position))
         self._start(effect.leg, effect.engine, lambda state: self._round(effect, state, body))
 
     def stop(self, leg: int) -> None:
@@ -186,9 +172,10 @@ class Legs:
             self._note_usage("main", effect.engine, chunk.usage)
         self._post(RoundDone(leg=effect.leg))
 
-    async def _decode(self, effect: StartDecode, state: EngineState, body: dict[str, Any]) -> None:
+    async def _decode(self, effect: StartDecode, state: EngineState) -> None:
         """Post every token the moment it comes; the last one waits for the usage event behind it."""
         last: GenerateChunk | None = None
+        patience: asyncio.Timeout | None = None
         loop = asyncio.get_running_loop()
 
         def on_chunk(chunk: GenerateChunk) -> None:
@@ -202,18 +189,24 @@ class Legs:
             else:
                 last = chunk
                 wait_s = USAGE_TIMEOUT_S if chunk.finish in GOOD_ENDS else 0.0
+                assert patience is not None
                 patience.reschedule(loop.time() + wait_s)
 
         def on_ids(ids: list[int]) -> bool:
             return last is None and self._pass_on(effect.leg, ids)
 
+        def body() -> dict[str, Any]:
+            return self._job.decode_body(effect.leg, self._sent(effect.position))
+
         headers = self._job.engine_headers(effect.leg)
         try:
-            async with asyncio.timeout(None) as patience:
+            async with (patience := asyncio.timeout(None)):
                 await state.client.stream(body, headers, on_chunk, on_ids=on_ids, gate=self._gate)
         except (TimeoutError, PddError):
             if last is None:
                 raise
+        finally:
+            patience = None  # it knows this task, which would know this frame if it was cancelled: a cycle
         finish = None if last is None else last.finish
         if last is None or finish not in GOOD_ENDS:
             raise EngineError(502, f"{state.config.id} ended the stream with {finish!r}")

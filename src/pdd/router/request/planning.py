@@ -1,6 +1,6 @@
 """Asks the policies about one rendered request and puts their answers into a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +8,7 @@ from functools import partial
 from pdd.config.schema import PddConfig, Role
 from pdd.core.block_hash import BlockHasher
 from pdd.core.errors import NoEndpointError
+from pdd.policy.handoff import HandoffDecision, HandoffParams
 from pdd.policy.outlier import OutlierDecision, OutlierInput
 from pdd.policy.pipeline import PipelineDecision, PipelineInput
 from pdd.policy.placement import place
@@ -15,7 +16,7 @@ from pdd.policy.relayable import RelayDecision
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.belief import PromptBlocks, block_name
 from pdd.router.decisions import DecisionLog
-from pdd.router.fleet import Fleet
+from pdd.router.fleet import EngineState, Fleet
 from pdd.router.request.events import EnginesNow, Plan
 from pdd.router.request.job import Rendered
 
@@ -32,7 +33,7 @@ class PromptKeys:
 
     hasher: BlockHasher
     hashes: list[bytes]
-    token_ids: list[int]
+    token_ids: Sequence[int]
     tenant: str = ""
 
     @property
@@ -44,7 +45,7 @@ class PromptKeys:
         """Prompt and reply, hashing only what the prompt's hashes do not cover."""
         if not self.hashes:
             return self.blocks
-        rest = self.token_ids[len(self.hashes) * self.hasher.block_tokens :] + reply
+        rest = [*self.token_ids[len(self.hashes) * self.hasher.block_tokens :], *reply]
         more = self.hasher.block_hashes(rest, parent=self.hashes[-1])
         return self._named(self.hashes + more, len(self.token_ids) + len(reply))
 
@@ -216,6 +217,29 @@ def _known_ratio(prompt: PromptBlocks, views: Iterable[EngineView]) -> float:
 
 def _no_delta(prompt: PromptBlocks) -> DeltaView:
     return DeltaView(missing_chunks=len(prompt.chunks), chunk_bytes=0)
+
+
+def choose_handoff(
+    config: PddConfig, decisions: DecisionLog, *, request: str, relay: EngineState, gap_tokens: int
+) -> HandoffDecision:
+    """How RLD hands over an answer of which MD lacks so many tokens."""
+    policy = config.policy
+    decision: HandoffDecision = decisions.decide(
+        "handoff",
+        request=request,
+        gap_tokens=gap_tokens,
+        relay_load_ratio=relay.view.load_ratio,
+        previous=relay.auto_handoff,
+        params=HandoffParams(
+            forced=config.router.handoff,
+            one_shot_max_gap_tokens=policy.one_shot_max_gap_tokens,
+            catch_up_gap_tokens=policy.catch_up_gap_tokens,
+            catch_up_max_rounds=policy.catch_up_max_rounds,
+            busy_ratio=policy.busy_ratio,
+            idle_ratio=policy.idle_ratio,
+        ),
+    )
+    return decision
 
 
 def engines_now(

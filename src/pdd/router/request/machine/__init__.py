@@ -1,0 +1,1 @@
+"""What happens to an answer at every event. Pure. Begin at ``table``: the functions it names are here."""
