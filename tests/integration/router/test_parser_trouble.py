@@ -65,7 +65,8 @@ class Parsers:
 
     def cut(self) -> None:
         for connection in self.connections:
-            connection._transport.abort()
+            if (transport := getattr(connection, "_transport", None)) is not None:  # else not made yet
+                transport.abort()
 
 
 @contextlib.asynccontextmanager
