@@ -56,22 +56,24 @@ async def ask(
     return answer
 
 
-async def ask_held(fleet: Fleet, mode: str, prompt: list[int], *, gap: int, max_tokens: int) -> Answer:
-    """As ``ask``; no KV arrives until the client has seen ``gap`` eager tokens behind P's first one."""
-    reached = asyncio.Event()
+async def ask_held(fleet: Fleet, mode: str, *prompts: list[int], gap: int, max_tokens: int) -> list[Answer]:
+    """As ``ask``, all at once; no KV arrives until each has ``gap`` eager tokens behind P's first one."""
+    reached = [asyncio.Event() for _ in prompts]
 
-    def on_token(num_tokens: int) -> None:
-        if num_tokens >= 1 + gap:
-            reached.set()
+    def tell(event: asyncio.Event) -> Callable[[int], None]:
+        return lambda num_tokens: event.set() if num_tokens > gap else None
 
     await fleet.line.hold()
     try:
-        request = asyncio.create_task(ask(fleet, mode, prompt, max_tokens=max_tokens, on_token=on_token))
-        request.add_done_callback(lambda _: reached.set())
-        await asyncio.wait_for(reached.wait(), 120)
+        requests = []
+        for prompt, event in zip(prompts, reached, strict=True):
+            request = ask(fleet, mode, prompt, max_tokens=max_tokens, on_token=tell(event))
+            requests.append(asyncio.create_task(request))
+            requests[-1].add_done_callback(lambda _, event=event: event.set())
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in reached)), 120)
     finally:
         await fleet.line.resume()
-    return await request
+    return await asyncio.gather(*requests)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -79,7 +81,7 @@ async def ask_held(fleet: Fleet, mode: str, prompt: list[int], *, gap: int, max_
 async def test_cold_prompts_of_every_length_around_a_chunk(fleet: Fleet, mode: str, num_tokens: int) -> None:
     prompt = random_prompt(num_tokens, seed=MODES.index(mode))
     before = await fleet.stored_chunks("md0")
-    answer = await ask_held(fleet, mode, prompt, gap=1, max_tokens=64)
+    [answer] = await ask_held(fleet, mode, prompt, gap=1, max_tokens=100)
     chunks = num_tokens // CHUNK_TOKENS
     assert answer.record["wan_bytes"] <= chunks * fleet.chunk_bytes * MISSING_OVERHEAD_RATIO + 2048
     if is_taken_over(answer):
@@ -91,7 +93,7 @@ async def test_cold_prompts_of_every_length_around_a_chunk(fleet: Fleet, mode: s
 @pytest.mark.parametrize("gap", [0, 1, 2, 3, 5, 17, 33, 64, 100, 200])
 async def test_gaps_forced_by_the_line(fleet: Fleet, mode: str, gap: int) -> None:
     prompt = random_prompt(700, seed=100 + gap * 2 + MODES.index(mode))
-    answer = await ask_held(fleet, mode, prompt, gap=gap, max_tokens=gap + 60)
+    [answer] = await ask_held(fleet, mode, prompt, gap=gap, max_tokens=gap + 100)
     assert answer.record["eager_tokens"] >= gap
     if gap and is_taken_over(answer):
         assert answer.record["second_token_s"] < answer.record["wan_landed_s"]
@@ -118,10 +120,9 @@ async def test_turns_of_a_conversation_send_only_what_is_new(fleet: Fleet, mode:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_several_at_once(fleet: Fleet, mode: str) -> None:
-    prompts = [
-        random_prompt(length, seed=300 + MODES.index(mode)) for length in (90, 333, 640, 1111, 64, 257)
-    ]
-    await asyncio.gather(*(ask(fleet, mode, prompt, max_tokens=48) for prompt in prompts))
+    lengths = (90, 333, 640, 1111, 64, 257, 65, 130)
+    prompts = [random_prompt(length, seed=300 + MODES.index(mode)) for length in lengths]
+    await ask_held(fleet, mode, *prompts, gap=3, max_tokens=100)
 
 
 async def test_several_at_once_that_share_a_prefix(fleet: Fleet) -> None:

@@ -95,7 +95,7 @@ class TestAdvertise:
             id="md0",
             role="main",
             host=host,
-            port=1,
+            port=free_port(),
             data_port=port,
             control_port=free_port(),
             advertise=advertise,
