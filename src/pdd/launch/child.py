@@ -131,10 +131,14 @@ class Child:
         return ConfigurationError(str(error)) if self.status == EXIT_CONFIGURATION else error
 
     def _log_tail(self) -> str:
-        with self.log_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
+        """The end of the log; nothing if somebody has removed it."""
+        try:
+            with self.log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     def _remove_files(self) -> None:
         for file in self.program.files:

@@ -135,24 +135,25 @@ class Supervisor:
             child: The program if it runs already.
 
         Raises:
-            ConfigurationError: If it refuses its flags or file: it would do so again.
+            ConfigurationError: If it refuses its flags or file and has never run well: it would do so again.
             LaunchError: If it failed ``MAX_FAILURES`` times in a row before it was ready.
         """
-        failures, backoff_s = 0, FIRST_BACKOFF_S
+        failures, backoff_s, has_run_well = 0, FIRST_BACKOFF_S, False
         while True:
             started_s = time.monotonic()
             try:
                 child = child or await self.start(program)
                 failures = 0
-                status = await child.wait()
-                detail = describe_status(status)
+                detail = describe_status(await child.wait())
+                has_run_well = has_run_well or time.monotonic() - started_s > HEALTHY_S
                 failure = child.failure(detail)
                 await self._end(child)
                 if isinstance(failure, ConfigurationError):
                     raise failure
-            except LaunchError as error:
+            except (LaunchError, ConfigurationError) as error:
                 failures += 1
-                if failures == MAX_FAILURES:
+                # What ran well with this file may well do so again: a model hub can be away for a minute.
+                if failures == MAX_FAILURES or not (has_run_well or isinstance(error, LaunchError)):
                     raise
                 detail = str(error)
             child = None

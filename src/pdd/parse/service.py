@@ -73,7 +73,7 @@ class ParseConnection(asyncio.Protocol):
             return self._parsers.open(message.request, message.prompt_ids)
         except Exception as error:  # a parser's bug ends one answer, not the process
             log.exception("an answer cannot be parsed")
-            return f"{type(error).__name__}: {error}"
+            return said(error)
 
     def _parse(self, message: Feed | Whole) -> bytes:
         answer = self._answers.get(message.stream, "the answer was not opened")
@@ -89,5 +89,10 @@ class ParseConnection(asyncio.Protocol):
             return pack(Parsed(message.stream, fields, answer.reasoning_tokens if is_last else None))
         except Exception as error:
             log.exception("an answer cannot be parsed")
-            self._answers[message.stream] = text = f"{type(error).__name__}: {error}"
+            self._answers[message.stream] = text = said(error)
             return pack(Parsed(message.stream, error=text))
+
+
+def said(error: Exception) -> str:
+    """What an error says, in characters that a message can hold."""
+    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()

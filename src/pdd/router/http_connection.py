@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
         if not self.status:
             assert self._error is not None
-            raise self._error
+            raise self._taken_error()
         return self.status
 
     async def end(self, *, idle_timeout_s: float | None = None) -> None:
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
                 self._timer.cancel()
                 self._timer = None
         if self._error is not None and not self._satisfied:
-            raise self._error
+            raise self._taken_error()
         self.body = b"".join(self._parts)
 
     @property
@@ -190,6 +190,12 @@ class Connection(asyncio.Protocol):
         if self._error is None:
             self._error = error
         self._wake()
+
+    def _taken_error(self) -> Exception:
+        """The error, which the connection forgets: a raised one holds its frames, and they the connection."""
+        assert self._error is not None
+        error, self._error = self._error, None
+        return error
 
     def _check_idle(self) -> None:
         now_s = self._loop.time()

@@ -192,6 +192,44 @@ async def test_a_program_that_refuses_its_configuration_is_not_started_again(
     assert watched.states("parser").count("starting") == 2
 
 
+COUNTS = (
+    "import pathlib, sys, time; runs = pathlib.Path(sys.argv[1]); "
+    "n = len(runs.read_text()) if runs.exists() else 0; "
+    "runs.write_text('x' * (n + 1)); time.sleep(600 if n == 2 else 0.3); sys.exit(2 * n)"
+)
+"""Ends well, then refuses its configuration, then runs."""
+
+
+async def test_a_program_that_has_run_well_is_started_again_though_it_refuses_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(supervisor_module, "HEALTHY_S", 0.1)
+    runs = tmp_path / "runs"
+    program = Program(name="parser", argv=(sys.executable, "-c", COUNTS, str(runs)))
+    keeping = asyncio.create_task(watched.supervisor.keep(program))
+    async with asyncio.timeout(60):
+        while not runs.exists() or runs.read_text() != "xxx":
+            assert not keeping.done()
+            await asyncio.sleep(0.05)
+    keeping.cancel()
+
+
+async def test_a_log_that_somebody_removed_ends_no_supervision(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_BACKOFF_S", 0.05)
+    program = Program(name="one", argv=(sys.executable, "-c", "import time; time.sleep(0.3)"))
+    child = await watched.supervisor.start(program)
+    child.log_path.unlink()
+    keeping = asyncio.create_task(watched.supervisor.keep(program, child))
+    async with asyncio.timeout(60):
+        while watched.states("one").count("starting") < 2:
+            assert not keeping.done()
+            await asyncio.sleep(0.05)
+    keeping.cancel()
+
+
 async def test_a_program_is_ready_when_its_socket_takes_connections(watched: Watched, tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     listens = (

@@ -591,3 +591,16 @@ async def test_beyond_the_queue_is_429_with_retry_after_and_urgent_requests_go_f
         assert await asyncio.gather(*tasks) == [200, 429, 200, 200]
         assert order == ["first", "urgent", "late"]
         await bed.until_free()
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+async def test_an_answer_ends_where_the_smaller_engine_is_full(room: int) -> None:
+    """MD takes fewer tokens than P, and the client names no bound: nobody is asked for none."""
+    async with running_bed(router={"pipeline": "p-md"}) as bed:
+        messages = [{"role": "user", "content": "Hello there"}]
+        full = len(bed.model.chat_prompt(messages)) + room
+        bed.router.fleet.engines["md0"].max_model_len = full
+        body = await bed.chat("Hello there", ignore_eos=True)
+        assert body["usage"]["completion_tokens"] == room
+        asked = [seen["sampling_params"]["max_tokens"] for seen in bed.md0.seen]
+        assert asked == ([] if room == 1 else [room - 1])

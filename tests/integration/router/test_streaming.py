@@ -146,6 +146,28 @@ async def test_what_an_answer_took_is_free_at_its_end_without_a_search_for_cycle
             gc.enable()
 
 
+TWO_MAINS = {"p0": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b"), "md1": ("main", "c")}
+
+
+@pytest.mark.parametrize("fault", ["kill_stream_after", "garble_stream_after", "stall_stream_after"])
+async def test_an_answer_that_lost_an_engine_is_as_free_at_its_end(fault: str) -> None:
+    settings = {"pipeline": "p-md", "engine_idle_timeout_s": 0.5}
+    async with running_bed(roles=TWO_MAINS, router=settings) as bed:
+        for main in (bed.md0, bed.md1):
+            setattr(main, fault, 5)
+        gc.collect()
+        gc.disable()
+        try:
+            fields = {"stream": True, "max_tokens": 8, "ignore_eos": True}
+            answer = await bed.post("/v1/chat/completions", messages=USER, **fields)
+            assert "[DONE]" in await answer.text()
+            assert (await bed.last_record())["failures"]
+            await bed.until_free()
+            await bed.until(lambda: not of_requests(gc.get_objects()))
+        finally:
+            gc.enable()
+
+
 def of_requests(objects: list[Any]) -> list[Any]:
     """Those of the objects that a request in progress needs, and nothing else does."""
     kinds = (RequestDriver, Rendered, PromptKeys, StartDecode)

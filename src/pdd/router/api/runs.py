@@ -4,7 +4,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdd.policy.relayable import RelayDecision, decide_relayable
@@ -69,6 +69,7 @@ class RunFactory:
                 max_tokens = max(1, rendered.max_tokens)
                 planning = self._planner.plan(asked.id, keys, max_tokens=max_tokens, relayable=relayable)
                 max_tokens = self._check_length(body, rendered, planning, max_tokens)
+                planning = replace(planning, plan=replace(planning.plan, max_tokens=max_tokens))
                 record = self._record(asked, index, rendered, planning)
                 reservation = reservations.enter_context(ExitStack())
                 reservation.enter_context(reserved(self._services.fleet, planning))
