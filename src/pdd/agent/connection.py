@@ -82,6 +82,21 @@ class FrameCount:
         self._num = (self._num + 1) % 2**32
 
 
+def read_control(stream: Stream, decoder: FrameDecoder) -> Iterator[ControlReceived]:
+    """As ``read_frames`` for a control connection, where every frame is counted.
+
+    Raises:
+        RemoteProtocolError: Also if a frame is DATA, or the peer's count of frames is another.
+        TransportError: If the connection is lost.
+    """
+    count = FrameCount()
+    for event in read_frames(stream, decoder, lambda _header: None):
+        if not isinstance(event, ControlReceived):
+            raise RemoteProtocolError("DATA on the control connection")
+        count.add(event.frame)
+        yield event
+
+
 def read_control_frame(stream: Stream, decoder: FrameDecoder, *, timeout_s: float) -> ControlFrame:
     """The next frame, which must be a control frame.
 

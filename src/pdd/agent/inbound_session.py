@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pdd.agent.connection import FrameCount, read_frames
+from pdd.agent.connection import read_control, read_frames
 from pdd.agent.outbox import ControlOutbox
 from pdd.agent.store import Landing
 from pdd.core.errors import ProtocolError, RemoteProtocolError, TransportError
 from pdd.transport.base import Stream
 from pdd.wire import receiver as rx
-from pdd.wire.decoder import ControlReceived, DataEnd, DataHeader, FrameDecoder
+from pdd.wire.decoder import DataEnd, DataHeader, FrameDecoder
 from pdd.wire.frames import Cancel, ControlFrame, End, Offer, Ping, Pong
 
 if TYPE_CHECKING:
@@ -61,12 +61,8 @@ class InboundSession:
 
     def serve_control(self, decoder: FrameDecoder) -> None:
         """The control connection has ended, and with it the session."""
-        count = FrameCount()
         try:
-            for event in read_frames(self._control, decoder, lambda _header: None):
-                if not isinstance(event, ControlReceived):
-                    raise RemoteProtocolError("DATA on the control connection")
-                count.add(event.frame)
+            for event in read_control(self._control, decoder):
                 self.heard_s = time.monotonic()
                 with self._hub.store.lock:
                     self._on_frame(event.frame)

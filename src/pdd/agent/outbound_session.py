@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from pdd.agent.connection import FrameCount, Identity, read_frames
+from pdd.agent.connection import Identity, read_control
 from pdd.agent.outbound_leg import Leg
 from pdd.agent.outbox import ControlOutbox
 from pdd.agent.send_queue import Piece, SendQueue
@@ -16,7 +16,7 @@ from pdd.core.errors import ConnectionLostError, PddError, ProtocolError, Remote
 from pdd.policy.unasked import UnaskedSnapshot, decide_unasked
 from pdd.transport.base import Stream
 from pdd.wire import sender as tx
-from pdd.wire.decoder import ControlReceived, FrameDecoder
+from pdd.wire.decoder import FrameDecoder
 from pdd.wire.frames import Ack, ControlFrame, Failed, HelloOk, Landed, Ping, Pong, Want
 
 if TYPE_CHECKING:
@@ -94,12 +94,8 @@ class OutboundSession:
 
     def serve(self, decoder: FrameDecoder) -> str:
         """The control connection has ended, and with it the session; returns why."""
-        count = FrameCount()
         try:
-            for event in read_frames(self._control, decoder, lambda _header: None):
-                if not isinstance(event, ControlReceived):
-                    raise RemoteProtocolError("DATA on the control connection")
-                count.add(event.frame)
+            for event in read_control(self._control, decoder):
                 self._heard_s = time.monotonic()
                 self._on_frame(event.frame, event.num_bytes)
         except (ProtocolError, TransportError) as error:
