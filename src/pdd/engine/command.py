@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,11 +23,22 @@ of the transfer with the prefill; at some hundred tokens a second this is one to
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's choice of its model runner; on GPUs the second unless it is 0."""
 
+_PARALLEL_FLAGS: Final = ("-tp", "-pp", "-dp", "-pcp", "-dcp")
+
 CARRIERS: Final[Mapping[str, tuple[str, ...]]] = {
     runner: tuple(f"pdd.engine.carried_state:{name}" for name in classes)
     for runner, classes in {"v1": ("V1Penalties", "V1Draws"), "v2": ("V2Penalties",)}.items()
 }
 """The logits processors of each model runner that continue penalties and seeds."""
+
+ONE_PROCESS_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Runs the model in the engine core's process. For the CPU backend vLLM replaces its short name, ``uni``, by
+a worker process of its own, which lets it bind OpenMP threads to cores. Here they are not bound, and the
+process costs 15 s of a start (a third of it) and 0.6 GB.
+
+Source: vllm/platforms/cpu.py@0.32.0 (``check_and_update_config``), vllm/v1/executor/abstract.py@0.32.0
+(``Executor.get_class`` takes the name of a class).
+"""
 
 CPU_KV_CACHE_GIB: Final = 1
 """Device cache of an engine on the CPU backend; 20000 tokens of the demo model."""
@@ -67,6 +78,7 @@ def engine_command(
     on_cpu = is_cpu_backend(engine.env) if cpu_backend is None else cpu_backend
     argv = [
         *_common_argv(config, host=engine.host, port=engine.port, on_cpu=on_cpu),
+        *_executor(engine.vllm_args, on_cpu=on_cpu),
         "--enable-scale-out",
         "--enable-request-id-headers",
         # Of a sliding window all chunks are kept, else those at the end of a prompt or reply are missing.
@@ -112,8 +124,9 @@ def plain_engine_command(
         cpu_backend: As for ``engine_command``.
     """
     on_cpu = is_cpu_backend(env or {}) if cpu_backend is None else cpu_backend
+    argv = _common_argv(config, host=host, port=port, on_cpu=on_cpu)
     return EngineCommand(
-        argv=[*_common_argv(config, host=host, port=port, on_cpu=on_cpu), "--enable-scale-out", *vllm_args],
+        argv=[*argv, *_executor(vllm_args, on_cpu=on_cpu), "--enable-scale-out", *vllm_args],
         env={**_common_env(config, on_cpu=on_cpu), **(env or {})},
         shm_files=[],
     )
@@ -128,6 +141,12 @@ def is_cpu_backend(env: Mapping[str, str]) -> bool:
         return "cpu" in version("vllm")
     except PackageNotFoundError:
         return False
+
+
+def _executor(vllm_args: Sequence[str], *, on_cpu: bool) -> tuple[str, ...]:
+    """One process less on the CPU backend, unless the operator's flags ask for several workers."""
+    is_parallel = any(arg.startswith(_PARALLEL_FLAGS) or "-parallel-" in arg for arg in vllm_args)
+    return ("--distributed-executor-backend", ONE_PROCESS_EXECUTOR) if on_cpu and not is_parallel else ()
 
 
 def _carried_state(env: Mapping[str, str], *, on_cpu: bool) -> tuple[str, ...]:

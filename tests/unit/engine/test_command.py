@@ -10,7 +10,12 @@ import pytest
 
 from pdd.config.load import parse_config
 from pdd.config.schema import PddConfig
-from pdd.engine.command import engine_command, is_cpu_backend, plain_engine_command
+from pdd.engine.command import (
+    ONE_PROCESS_EXECUTOR,
+    engine_command,
+    is_cpu_backend,
+    plain_engine_command,
+)
 
 SOCKET = Path("/run/pdd/md0.sock")
 
@@ -207,3 +212,29 @@ def test_engines_know_the_parsers_names() -> None:
     assert "--enable-auto-tool-choice" in argv
     assert (value(argv, "--tool-call-parser"), value(argv, "--reasoning-parser")) == ("hermes", "qwen3")
     assert not {"--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice"} & {*command()[0]}
+
+
+@pytest.mark.parametrize(
+    ("vllm_args", "cpu_backend", "is_one_process"),
+    [
+        ((), True, True),
+        (("--max-num-seqs", "4"), True, True),
+        (("--tensor-parallel-size", "2"), True, False),
+        (("--tensor-parallel-size=2",), True, False),
+        (("-tp", "2"), True, False),
+        (("--data-parallel-size", "2"), True, False),
+        ((), False, False),
+    ],
+)
+def test_the_cpu_backend_runs_a_lone_worker_in_the_engines_process(
+    vllm_args: tuple[str, ...], cpu_backend: bool, is_one_process: bool
+) -> None:
+    plain = plain_engine_command(fleet(), port=9000, vllm_args=vllm_args, cpu_backend=cpu_backend)
+    made, _, _ = command(cpu_backend, vllm_args=list(vllm_args))
+    for argv in (made, plain.argv):
+        assert (ONE_PROCESS_EXECUTOR in argv) is is_one_process
+
+
+def test_the_operators_own_executor_wins() -> None:
+    argv, _, _ = command(vllm_args=["--distributed-executor-backend", "mp"])
+    assert value(argv, "--distributed-executor-backend") == "mp"
