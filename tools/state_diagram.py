@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pdd.policy.handoff import CatchUp
 from pdd.router.request import events as ev
 from pdd.router.request.machine.state import Phase
 from pdd.router.request.machine.table import TABLE, RequestMachine
@@ -27,6 +28,7 @@ MAX_ATTEMPTS = 2
 """Of the pipeline; a further one begins in a state that was seen."""
 PLAN = ev.Plan(pipeline="p-rld-md", prefills=("p0",), relays=("rld0",), mains=("md0", "md1"), max_tokens=3)
 PLANS = (PLAN, replace(PLAN, pipeline="p-md"))
+CATCH_UP = CatchUp(stop_gap_tokens=0, max_rounds=2, block_tokens=2)
 LOST = ev.Failure(kind="engine_lost", message="")
 REFUSED = ev.Failure(kind="engine_error", message="", retryable=False)
 TOKEN = ev.Token(id=1)
@@ -52,7 +54,7 @@ def candidates(machine: RequestMachine) -> Iterator[ev.Event]:
             ev.Tokens(leg=leg, tokens=(TOKEN,), finish=finish) for leg in legs for finish in (None, "stop")
         ],
         ev.HandoffChosen: [
-            ev.HandoffChosen(mode=mode, stop_gap_tokens=1, max_rounds=2)
+            ev.HandoffChosen(mode=mode, catch_up=CATCH_UP)
             for mode in ("one-shot", "catch-up")  # type: ignore[misc]
         ],
         ev.RoundDone: [ev.RoundDone(leg=leg) for leg in legs],

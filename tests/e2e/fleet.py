@@ -79,6 +79,7 @@ def fleet_values(
         "model": {"path": str(model_dir), "name": "pdd", "dtype": dtype, "max_model_len": MAX_MODEL_LEN},
         "kv": {"block_size_tokens": 32, "blocks_per_chunk": CHUNK_TOKENS // 32},
         "router": {"port": next(ports)},
+        "policy": {"catch_up_gap_tokens": 8},  # of blocks of 32, so that rounds wait for a block's end, too
         "engines": engines,
         "links": [{"rate": "1gbit", "delay": "15ms", "control": control, "forwards": forwards}],
     }  # fmt: skip

@@ -230,8 +230,10 @@ class PolicyConfig(Section):
     0: by load alone."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     """Up to so many eager tokens the handoff is always one-shot: recomputing them costs less than a round."""
-    catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
-    """Catch-up stops RLD when at most so many tokens are missing at MD."""
+    catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 32
+    """Catch-up stops RLD when MD has at most so many tokens left to compute. An accelerator's step takes no
+    longer for them than for one: on an H20, the weakest decode chip meant, reading the weights takes longer
+    than the arithmetic of 37 tokens."""
     catch_up_max_rounds: Annotated[int, Field(ge=1)] = 4
     """Bound on catch-up rounds, whatever the gap."""
     busy_ratio: Annotated[float, Field(gt=0, le=1)] = 0.75

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdd.policy.handoff import HandoffDecision, Mode, catch_up_ends
+from pdd.policy.handoff import HandoffDecision, Mode
 from pdd.sim.decode_engine import DecodeEngine
 from pdd.sim.fleet import RoleModel
 
@@ -136,12 +136,8 @@ class RelaySite:
             stall_s = rtt_s / 2 + load_s + main.extend_time_s(gap, tokens)
             return Handover(gap_tokens=gap, made_tokens=gap, hold_s=stall_s, stall_s=stall_s, catch_up_s=None)
         rounds, left, catch_up_s = 0, gap, 0.0
-        while not catch_up_ends(
-            gap_tokens=int(left),
-            rounds=rounds,
-            stop_gap_tokens=decision.stop_gap_tokens,
-            max_rounds=decision.max_rounds,
-        ):
+        # Blocks are one token here: an accelerator computes what a round left of one in the same step.
+        while decision.catch_up.move(made_tokens=int(left), computed_tokens=0, rounds=rounds) == "round":
             round_s = rtt_s + main.extend_time_s(left, tokens) + main.step_s + (load_s if not rounds else 0.0)
             catch_up_s += round_s
             left = round_s / engine.step_s

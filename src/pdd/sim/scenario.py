@@ -212,6 +212,7 @@ class PolicySection(Section):
     """Doublings of its length that a transfer counts for while a relay decodes for its request."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
+    """Tokens MD may lack when RLD stops. Less than the router's, which counts the incomplete block, too."""
     catch_up_max_rounds: Count = 4
     busy_ratio: Ratio = 0.75
     idle_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5

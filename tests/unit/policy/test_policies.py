@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.policy.admission import EntryInput, decide_admission, decide_entry
-from pdd.policy.handoff import HandoffParams, Mode, catch_up_ends, decide_handoff
+from pdd.policy.handoff import CatchUp, HandoffParams, Mode, decide_handoff
 from pdd.policy.outlier import OutlierInput, decide_outlier
 from pdd.policy.pipeline import PipelineInput, decide_pipeline, predicted_wan_s
 from pdd.policy.placement import place
@@ -123,6 +123,7 @@ PARAMS = HandoffParams(
     one_shot_max_gap_tokens=8,
     catch_up_gap_tokens=4,
     catch_up_max_rounds=4,
+    block_tokens=16,
     busy_ratio=0.75,
     idle_ratio=0.5,
 )
@@ -157,10 +158,44 @@ def test_automatic_mode_never_flaps_between_the_two_ratios(loads: list[float], s
         assert mode == start
 
 
-@given(st.integers(0, 1000), st.integers(0, 20), st.integers(0, 100), st.integers(1, 10))
-def test_catch_up_always_ends(gap: int, rounds: int, stop_gap: int, limit: int) -> None:
-    ends = catch_up_ends(gap_tokens=gap, rounds=rounds, stop_gap_tokens=stop_gap, max_rounds=limit)
-    assert ends == (gap <= stop_gap or rounds >= limit)
+@pytest.mark.parametrize(
+    ("made", "computed", "rounds", "stop_gap", "move"),
+    [
+        (104, 101, 1, 8, "hand_over"),  # 104 - 96 = 8 left
+        (105, 101, 1, 8, "hand_over"),  # 9 left, but a round at the next block's end would save none
+        (105, 101, 1, 4, "wait"),  # 5 of them are of the block that began at 96 and is not whole yet
+        (111, 101, 1, 4, "wait"),
+        (112, 101, 1, 4, "round"),
+        (150, 101, 1, 4, "round"),
+        (150, 101, 4, 4, "hand_over"),  # the bound on rounds
+    ],
+)
+def test_what_comes_after_a_round(made: int, computed: int, rounds: int, stop_gap: int, move: str) -> None:
+    rule = CatchUp(stop_gap_tokens=stop_gap, max_rounds=4, block_tokens=16)
+    assert rule.move(made_tokens=made, computed_tokens=computed, rounds=rounds) == move
+
+
+@given(
+    prompt=st.integers(1, 1000),
+    block=st.integers(1, 64),
+    stop_gap=st.integers(0, 40),
+    limit=st.integers(1, 10),
+    per_round=st.lists(st.integers(0, 100), min_size=10, max_size=10),
+)
+def test_catch_up_always_ends(
+    prompt: int, block: int, stop_gap: int, limit: int, per_round: list[int]
+) -> None:
+    """It waits less than a block for each round, and has at most so many rounds."""
+    rule = CatchUp(stop_gap_tokens=stop_gap, max_rounds=limit, block_tokens=block)
+    computed, made, rounds, waited = prompt, prompt + per_round[0], 1, 0
+    while (move := rule.move(made_tokens=made, computed_tokens=computed, rounds=rounds)) != "hand_over":
+        if move == "wait":
+            made, waited = made + 1, waited + 1
+            assert waited < block
+        else:
+            computed, rounds, waited = made, rounds + 1, 0
+            made += per_round[rounds - 1]
+    assert rounds <= limit
 
 
 @given(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdd.policy.handoff import CatchUp, Mode
 from pdd.router.request.events import (
     CancelTransfer,
     ChooseHandoff,
@@ -71,6 +72,14 @@ def only(effects: list[Effect], kind: type) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
+def chosen(
+    mode: Mode, *, stop_gap_tokens: int = 0, max_rounds: int = 3, block_tokens: int = 1
+) -> HandoffChosen:
+    """The policy's answer."""
+    catch_up = CatchUp(stop_gap_tokens=stop_gap_tokens, max_rounds=max_rounds, block_tokens=block_tokens)
+    return HandoffChosen(mode=mode, catch_up=catch_up)
+
+
 def tokens_of(leg: int, *ids: int, finish: str | None = None) -> Tokens:
     """A delivery of a leg."""
     return Tokens(leg=leg, tokens=tuple(Token(id=i) for i in ids), finish=finish)
@@ -105,7 +114,7 @@ def test_one_shot_stops_the_relay_and_joins_at_the_exact_position() -> None:
     machine, relay = relaying(plan())
     machine.step(tokens_of(relay.leg, 1, 2))
     assert machine.step(Landed(attempt=1, peer="md0")) == [ChooseHandoff(relay="rld0", gap_tokens=3)]
-    effects = machine.step(HandoffChosen(mode="one-shot", stop_gap_tokens=4, max_rounds=4))
+    effects = machine.step(chosen("one-shot", stop_gap_tokens=4, max_rounds=4))
     assert StopLeg(leg=relay.leg) in effects
     (join,) = only(effects, StartDecode)
     assert isinstance(join, StartDecode)
@@ -120,7 +129,7 @@ def test_catch_up_sends_rounds_until_the_gap_is_small() -> None:
     machine, relay = relaying(plan(max_tokens=100))
     machine.step(tokens_of(relay.leg, *range(1, 20)))
     machine.step(Landed(attempt=1, peer="md0"))
-    (first,) = machine.step(HandoffChosen(mode="catch-up", stop_gap_tokens=2, max_rounds=9))
+    (first,) = machine.step(chosen("catch-up", stop_gap_tokens=2, max_rounds=9))
     assert isinstance(first, StartRound)
     assert first.position == 20
     machine.step(tokens_of(relay.leg, 20, 21, 22))
@@ -134,10 +143,49 @@ def test_catch_up_sends_rounds_until_the_gap_is_small() -> None:
     assert machine.handoff_rounds == 2
 
 
+def filling_a_block() -> tuple[RequestMachine, StartDecode]:
+    """A machine whose first round ended inside a block: 30 + 2 tokens computed, 33 made, blocks of 10."""
+    machine, relay = relaying(plan(max_tokens=100, prompt_tokens=30))
+    machine.step(tokens_of(relay.leg, 1))
+    machine.step(Landed(attempt=1, peer="md0"))
+    (first,) = machine.step(chosen("catch-up", stop_gap_tokens=1, block_tokens=10))
+    assert isinstance(first, StartRound)
+    machine.step(tokens_of(relay.leg, 2))
+    assert machine.step(RoundDone(leg=first.leg)) == []
+    assert machine.phase is Phase.FILLING_BLOCK
+    return machine, relay
+
+
+def test_the_last_round_begins_at_a_blocks_end() -> None:
+    machine, relay = filling_a_block()
+    machine.step(tokens_of(relay.leg, *range(3, 9)))
+    assert machine.phase is Phase.FILLING_BLOCK
+    second = machine.step(tokens_of(relay.leg, 9))[-1]
+    assert isinstance(second, StartRound)
+    assert second.position == 10
+    machine.step(tokens_of(relay.leg, 10, 11))
+    (join,) = only(machine.step(RoundDone(leg=second.leg)), StartDecode)
+    assert join.position == 12  # type: ignore[union-attr]
+
+
+def test_relay_lost_while_filling_a_block_lets_main_join() -> None:
+    machine, relay = filling_a_block()
+    (join,) = only(machine.step(LegFailed(leg=relay.leg, failure=LOST)), StartDecode)
+    assert isinstance(join, StartDecode)
+    assert (join.engine, join.position) == ("md0", 3)
+
+
+def test_the_relays_end_while_filling_a_block_is_the_answers() -> None:
+    machine, relay = filling_a_block()
+    effects = machine.step(tokens_of(relay.leg, 3, finish="stop"))
+    assert ReleaseTransfer(attempt=1, peer="md0") in effects
+    assert effects[-1] == Complete(finish="stop")
+
+
 def test_catch_up_ends_at_the_round_limit() -> None:
     machine, relay = relaying(plan(max_tokens=100))
     machine.step(Landed(attempt=1, peer="md0"))
-    (effect,) = machine.step(HandoffChosen(mode="catch-up", stop_gap_tokens=0, max_rounds=3))
+    (effect,) = machine.step(chosen("catch-up", stop_gap_tokens=0, max_rounds=3))
     for _ in range(3):
         assert isinstance(effect, StartRound)
         machine.step(tokens_of(relay.leg, 1))
@@ -245,7 +293,7 @@ def test_wan_lost_lets_the_relay_go_on_to_the_end() -> None:
 def test_main_lost_while_catching_up_lets_the_relay_go_on() -> None:
     machine, relay = relaying(plan())
     machine.step(Landed(attempt=1, peer="md0"))
-    (effect,) = machine.step(HandoffChosen(mode="catch-up", stop_gap_tokens=0, max_rounds=3))
+    (effect,) = machine.step(chosen("catch-up", stop_gap_tokens=0, max_rounds=3))
     assert isinstance(effect, StartRound)
     effects = machine.step(LegFailed(leg=effect.leg, failure=LOST))
     assert effects == [ReleaseTransfer(attempt=1, peer="md0")]
@@ -466,6 +514,7 @@ def plans(draw: st.DrawFn) -> Plan:
         relays=relays,
         mains=mains,
         max_tokens=draw(st.integers(1, 12)),
+        prompt_tokens=draw(st.integers(1, 5)),
         whole_on_main=whole,
         relays_allowed=bool(relays),
         hold_tokens=draw(st.sampled_from([0, 0, 1, 4])),
@@ -548,7 +597,8 @@ def test_every_order_of_events_ends_once_with_each_token_once(data: st.DataObjec
             and world.transfers.get((world.machine.attempt, str(world.machine.main))) == "landed"
         ):
             mode = draw(st.sampled_from(["one-shot", "catch-up"]))
-            world.feed(HandoffChosen(mode=mode, stop_gap_tokens=draw(st.integers(0, 3)), max_rounds=3))
+            gap, block = draw(st.integers(0, 3)), draw(st.integers(1, 5))
+            world.feed(chosen(mode, stop_gap_tokens=gap, block_tokens=block))
     settle(world)
 
 

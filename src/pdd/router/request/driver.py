@@ -278,11 +278,7 @@ class RequestDriver:
             self._services.metrics.auto_switches.labels(engine=effect.relay, mode=decision.auto_mode).inc()
         relay.auto_handoff = decision.auto_mode
         log.info("request %s: handoff %s (%s)", self._job.request_id, decision.mode, decision.reason)
-        return self.machine.step(
-            HandoffChosen(
-                mode=decision.mode, stop_gap_tokens=decision.stop_gap_tokens, max_rounds=decision.max_rounds
-            )
-        )
+        return self.machine.step(HandoffChosen(mode=decision.mode, catch_up=decision.catch_up))
 
     def _engines_now(self) -> EnginesNow:
         job = self._job

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pdd.policy.handoff import Mode
+from pdd.policy.handoff import CatchUp, Mode
 from pdd.policy.pipeline import Pipeline
 
 
@@ -48,6 +48,7 @@ class Plan:
         relays_allowed: Whether engines found later may relay; false if the request must not be relayed.
         mains: MD engines, best first.
         max_tokens: Most tokens of the answer.
+        prompt_tokens: Tokens of the prompt.
         hold_tokens: The WAN transfer is held until RLD has made so many tokens; 0 if it is not held.
         whole_on_main: Every token must come from one engine: P's token is dropped.
     """
@@ -57,6 +58,7 @@ class Plan:
     relays: tuple[str, ...]
     mains: tuple[str, ...]
     max_tokens: int
+    prompt_tokens: int = 0
     whole_on_main: bool = False
     relays_allowed: bool = True
     hold_tokens: int = 0
@@ -174,8 +176,7 @@ class HandoffChosen:
     """The answer to ``ChooseHandoff``."""
 
     mode: Mode
-    stop_gap_tokens: int
-    max_rounds: int
+    catch_up: CatchUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Who speaks after P: RLD while the KV crosses the WAN, then MD, exactly where the other one stopped."""
 
-from pdd.policy.handoff import catch_up_ends
 from pdd.router.request.events import HandoffChosen, ResumeTransfer, RoundDone, StartRound, Tokens
 from pdd.router.request.machine.state import Phase, RequestState
 
@@ -23,8 +22,12 @@ def on_relay_tokens(state: RequestState, event: Tokens) -> None:
     before = len(state.tokens)
     state.accept(event.tokens, "relay", event.finish, event.stop_reason)
     state.eager_tokens += len(state.tokens) - before
-    if state.phase is not Phase.DONE and state.eager_tokens >= state.plan.hold_tokens:
+    if state.phase is Phase.DONE:
+        return
+    if state.eager_tokens >= state.plan.hold_tokens:
         resume_main(state)
+    if state.phase is Phase.FILLING_BLOCK:
+        _catch_up(state)
 
 
 def resume_main(state: RequestState) -> None:
@@ -48,20 +51,28 @@ def on_handoff_chosen(state: RequestState, event: HandoffChosen) -> None:
 
 
 def on_round_done(state: RequestState, event: RoundDone) -> None:
-    """Another round catches up further, or RLD hands over what is left."""
-    if event.leg != state.round or state.chosen is None:
-        return
-    state.close_leg(event.leg)
-    if catch_up_ends(
-        gap_tokens=len(state.tokens) - state.round_position,
+    """Another round catches up further, now or at a block's end, or RLD hands over what is left."""
+    if event.leg == state.round:
+        state.close_leg(event.leg)
+        _catch_up(state)
+
+
+def _catch_up(state: RequestState) -> None:
+    assert state.chosen is not None
+    assert state.main is not None
+    prompt_tokens = state.plan.prompt_tokens
+    move = state.chosen.catch_up.move(
+        made_tokens=prompt_tokens + len(state.tokens),
+        computed_tokens=prompt_tokens + state.round_position,
         rounds=state.handoff_rounds,
-        stop_gap_tokens=state.chosen.stop_gap_tokens,
-        max_rounds=state.chosen.max_rounds,
-    ):
-        hand_over(state)
-    else:
-        assert state.main is not None
-        _start_round(state, state.main)
+    )
+    match move:
+        case "round":
+            _start_round(state, state.main)
+        case "wait":
+            state.phase = Phase.FILLING_BLOCK
+        case "hand_over":
+            hand_over(state)
 
 
 def _start_round(state: RequestState, main: str) -> None:

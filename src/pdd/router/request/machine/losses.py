@@ -4,7 +4,7 @@ from pdd.router.request.events import Failure, LegFailed, TransferFailed, Transf
 from pdd.router.request.machine.arrivals import WAITING, go_where_the_kv_is
 from pdd.router.request.machine.attempts import recover
 from pdd.router.request.machine.handoff import hand_over, resume_main
-from pdd.router.request.machine.state import Phase, RequestState
+from pdd.router.request.machine.state import RELAY_SPEAKS, Phase, RequestState
 
 
 def on_leg_failed(state: RequestState, event: LegFailed) -> None:
@@ -66,7 +66,7 @@ def _waits_for_main(state: RequestState) -> bool:
 def _main_can_join(state: RequestState) -> bool:
     """Whether RLD was lost, and MD holds the KV and lives."""
     return (
-        state.phase in (Phase.RELAYING, Phase.CATCHING_UP)
+        state.phase in RELAY_SPEAKS
         and state.transfer(state.main) == "landed"
         and state.main not in state.failed
     )

@@ -37,12 +37,16 @@ class Phase(StrEnum):
     WAITING_MAIN = "waiting for main"
     RELAYING = "relaying"
     CATCHING_UP = "catching up"
+    FILLING_BLOCK = "filling a block"
     JOINING = "joining"
     DECODING = "decoding"
     PAUSED = "paused"
     DONE = "done"
 
     __hash__ = str.__hash__  # the enum's own is Python code, and the table is asked for every token
+
+
+RELAY_SPEAKS = (Phase.RELAYING, Phase.CATCHING_UP, Phase.FILLING_BLOCK)
 
 
 class RequestState:

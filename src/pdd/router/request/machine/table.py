@@ -26,7 +26,7 @@ from pdd.router.request.events import (
     TransferStalled,
 )
 from pdd.router.request.machine import arrivals, attempts, handoff, losses
-from pdd.router.request.machine.state import Phase, RequestState
+from pdd.router.request.machine.state import RELAY_SPEAKS, Phase, RequestState
 
 # ---- the events that end a request from every phase alike
 
@@ -60,7 +60,7 @@ ROWS: tuple[tuple[tuple[Phase, ...], type, Handler], ...] = (
     ((*STARTED, Phase.DONE), Landed, arrivals.on_landed),
     ((*STARTED, Phase.DONE), TransferFailed, losses.on_transfer_failed),
     ((Phase.WAITING_MAIN,), TransferStalled, losses.on_transfer_stalled),
-    ((Phase.RELAYING, Phase.CATCHING_UP), Tokens, handoff.on_relay_tokens),
+    (RELAY_SPEAKS, Tokens, handoff.on_relay_tokens),
     ((Phase.RELAYING,), HandoffChosen, handoff.on_handoff_chosen),
     ((Phase.CATCHING_UP,), RoundDone, handoff.on_round_done),
     ((Phase.JOINING, Phase.DECODING), Tokens, handoff.on_main_tokens),
