@@ -1,6 +1,5 @@
 """NIXL over what UCX finds on one host: shared memory and TCP."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from tests.kit.agent_fleet import RunningAgent, make_config
 from tests.kit.transport_conformance import TransportConformance, in_thread, received
 
 from pdd.core.errors import ConnectionLostError
+from pdd.launch.ports import free_ports
 from pdd.transport.base import Transport
 from pdd.transport.nixl import NixlTransport
 from pdd.transport.nixl_endpoint import BLOCK_BYTES, missing
@@ -31,9 +31,7 @@ class TestNixl(TransportConformance):
         return "127.0.0.1:0"
 
     def dead_address(self) -> str:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{sock.getsockname()[1]}"
+        return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_two_endpoints_meet_more_than_once(nixl: NixlTransport) -> None:

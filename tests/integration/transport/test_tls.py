@@ -14,6 +14,7 @@ from tests.kit.certificates import Pki
 from tests.kit.transport_conformance import TransportConformance, received
 
 from pdd.core.errors import ConfigurationError, ConnectError, TransportError, UntrustedPeerError
+from pdd.launch.ports import free_ports
 from pdd.transport.base import Listener, Transport
 from pdd.transport.tcp import TcpTransport, split_address
 from pdd.transport.tls import TlsListener, TlsTransport
@@ -36,9 +37,7 @@ class TestTls(TransportConformance):
         return "127.0.0.1:0"
 
     def dead_address(self) -> str:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{sock.getsockname()[1]}"
+        return f"127.0.0.1:{free_ports(1)[0]}"
 
     def test_both_ends_use_one_connection_at_once(self, transport: Transport, listener: Listener) -> None:
         """A thread that sends and one that receives at each end: TLS state must not be shared unguarded."""
@@ -62,12 +61,21 @@ class TestTls(TransportConformance):
 @pytest.fixture
 def md(pki: Pki) -> Iterator[TlsListener]:
     before = set(threading.enumerate())
-    transport = TlsTransport(pki.files("md0"), handshake_s=0.6, max_half_open=4)
+    # A busy machine must not make a slow handshake of one that is wrong.
+    transport = TlsTransport(pki.files("md0"), handshake_s=60, max_half_open=4)
     listener = transport.listen("127.0.0.1:0")
     assert isinstance(listener, TlsListener)
     yield listener
     listener.close()
     wait_for(lambda: not [t for t in threading.enumerate() if t not in before], "all threads to end")
+
+
+@contextlib.contextmanager
+def hasty(md: TlsListener) -> Iterator[None]:
+    """Handshakes have little time meanwhile."""
+    patient_s, md._handshake_s = md._handshake_s, 0.6
+    yield
+    md._handshake_s = patient_s
 
 
 def check_clean(md: TlsListener, pki: Pki) -> None:
@@ -85,10 +93,10 @@ def check_clean(md: TlsListener, pki: Pki) -> None:
 
 def talk(transport: Transport, address: str) -> None:
     """As an agent does: the peer's refusal comes with the dial or with the first read."""
-    stream = transport.dial(address, timeout_s=5)
+    stream = transport.dial(address, timeout_s=60)
     try:
         stream.send([b"hello"])
-        stream.recv_into(memoryview(bytearray(1)), timeout_s=5)
+        stream.recv_into(memoryview(bytearray(1)), timeout_s=60)
     finally:
         stream.close()
 
@@ -194,23 +202,22 @@ def test_a_plain_port_is_named_as_such(pki: Pki) -> None:
 def test_a_peer_that_does_not_finish_its_handshake_is_dropped_in_time(
     md: TlsListener, pki: Pki, sent: bytes
 ) -> None:
-    with socket.create_connection(split_address(md.address)) as sock:
-        sock.settimeout(30)
+    with hasty(md), socket.create_connection(split_address(md.address)) as sock:
+        sock.settimeout(60)
         sock.sendall(sent)
-        start_s = time.monotonic()
         assert sock.recv(1000) == b""
-        assert time.monotonic() - start_s < 20
-    wait_for(lambda: md.refusals == {"handshake_timeout": 1}, "the refusal to be counted")
+        wait_for(lambda: md.refusals == {"handshake_timeout": 1}, "the refusal to be counted")
     check_clean(md, pki)
 
 
 def test_a_byte_at_a_time_does_not_stretch_the_deadline(md: TlsListener, pki: Pki) -> None:
     hello = _client_hello()
-    with socket.create_connection(split_address(md.address)) as sock, contextlib.suppress(OSError):
-        for byte in hello[:-1]:
-            sock.sendall(bytes([byte]))
-            time.sleep(0.02)  # slower than the deadline for the whole, faster than it for each byte
-    wait_for(lambda: md.refusals == {"handshake_timeout": 1}, "the deadline")
+    with hasty(md):
+        with socket.create_connection(split_address(md.address)) as sock, contextlib.suppress(OSError):
+            for byte in hello[:-1]:
+                sock.sendall(bytes([byte]))
+                time.sleep(0.02)  # slower than the deadline for the whole, faster than it for each byte
+        wait_for(lambda: md.refusals == {"handshake_timeout": 1}, "the deadline")
     check_clean(md, pki)
 
 
