@@ -21,7 +21,8 @@ from pdd.launch.ports import free_ports
 from pdd.transport.base import Transport
 from pdd.transport.choice import choose_transport
 
-WAIT_S = 60.0
+WAIT_S = 120.0
+"""Includes the start of a process on a busy machine."""
 T = TypeVar("T")
 
 
@@ -104,6 +105,11 @@ class RunningAgent:
         engine = FakeEngine(self.socket, self.engine_id, **options)
         self.engines.append(engine)
         return engine
+
+    def wait_connected(self) -> None:
+        """All connections of one peer stand here: its control connection and its streams."""
+        agent, num = self.agent, 1 + self.config.agent.streams
+        wait_for(lambda: agent._num_connections == num and not agent._strangers, "the peer's connections")
 
     def wait_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The first event of that kind with those fields, ever."""

@@ -15,7 +15,8 @@ import numpy as np
 from pdd.core.fingerprint import FIELDS
 from pdd.wire import local
 
-WAIT_S = 60.0
+WAIT_S = 120.0
+"""Includes the start of an agent's process on a busy machine."""
 
 
 def fingerprint(*, chunk_bytes: int, chunk_tokens: int, **changes: str) -> dict[str, str]:

@@ -93,7 +93,7 @@ class FakeAgent:
         assert self._connection is not None
         self._connection.sendall(encode(message))
 
-    def wait_for(self, kind: type[M], *, count: int = 1, timeout_s: float = 5.0) -> list[M]:
+    def wait_for(self, kind: type[M], *, count: int = 1, timeout_s: float = 60.0) -> list[M]:
         """At least ``count`` messages of a kind, as soon as they are there."""
         with self._news:
             ok = self._news.wait_for(lambda: len(self._of(kind)) >= count, timeout=timeout_s)

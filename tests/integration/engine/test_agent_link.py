@@ -12,7 +12,7 @@ import pytest
 from tests.kit.fake_agent import FakeAgent
 
 from pdd.core.errors import ConfigurationError
-from pdd.engine.agent_link import AgentLink
+from pdd.engine.agent_link import RECONNECT_S, AgentLink
 from pdd.engine.mirror import FinishedJob
 from pdd.wire.local import (
     LOCAL_VERSION,
@@ -39,7 +39,7 @@ HELLO = Hello(
 LOGGER = logging.getLogger("pdd.test")
 
 
-def eventually(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """The condition holds, at the latest after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -157,11 +157,13 @@ def test_open_jobs_fail_when_the_agent_dies_and_the_link_comes_back(tmp_path: Pa
 
 
 def test_reconnecting_is_at_most_once_a_second(tmp_path: Path, link: AgentLink) -> None:
+    start_s = time.monotonic()  # nobody could connect before
     agent = FakeAgent(tmp_path / "agent.sock", refuse="another engine is connected").start()
     try:
         agent.wait_for(Hello, count=2)
         time.sleep(1.5)
-        assert len(agent.wait_for(Hello)) <= 4
+        num_hellos = len(agent.wait_for(Hello))
+        assert num_hellos <= 1 + (time.monotonic() - start_s) / RECONNECT_S
         assert not link.connected
     finally:
         agent.stop()
@@ -172,7 +174,7 @@ def test_a_stuck_agent_blocks_nothing_on_this_side(tmp_path: Path, primary: Prim
 
     class Stuck(FakeAgent):
         def carry_out_store(self, job: StoreChunks) -> None:
-            gate.wait(10)
+            gate.wait(60)
             super().carry_out_store(job)
 
     agent = Stuck(tmp_path / "agent.sock").start()
@@ -180,12 +182,12 @@ def test_a_stuck_agent_blocks_nothing_on_this_side(tmp_path: Path, primary: Prim
     link.start()
     try:
         eventually(lambda: link.connected)
-        started_s = time.monotonic()
         keys = [bytes([i]) * 36 for i in range(100)]
         for job in range(500):
             # Four kilobytes each: far more than a Unix socket buffers.
             link.store(StoreChunks(job=job, request="r", keys=keys, slots=[0] * 100, end_tokens=[32] * 100))
-        assert time.monotonic() - started_s < 2.0
+        assert agent.chunks == {}  # all were taken while the agent had not carried out one
+        assert not gate.is_set()
         gate.set()
         assert {job.ok for job in finished(link, 500)} == {True}
     finally:
@@ -261,9 +263,9 @@ def test_closing_is_prompt_and_leaves_no_descriptor(
         link = AgentLink(tmp_path / "agent.sock", hello=lambda: HELLO, primary_fd=primary.fd, logger=LOGGER)
         link.start()
         links.append(link)
-    started_s = time.monotonic()
     for link in links:
         link.close()
-    assert time.monotonic() - started_s < 2.0
+    # Their threads were woken: close gives up on one that was not, and goes on without.
+    assert not any(link._thread.is_alive() for link in links)
     agent.drop_connection()
     eventually(lambda: descriptors() <= before + 1)

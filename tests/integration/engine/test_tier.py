@@ -95,7 +95,7 @@ class Scheduler:
         self.rows = np.asarray(self.manager.primary_tier.get_kv_memoryview()).view(np.uint8)
 
     def wait_connected(self) -> None:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while not self.tier._link.connected:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
@@ -123,7 +123,7 @@ class Scheduler:
 
     def settle(self) -> None:
         """Steps until no job is open."""
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while True:
             self.step()
             if not self.manager.has_pending_work():

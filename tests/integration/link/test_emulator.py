@@ -292,7 +292,7 @@ def test_no_emulator_is_a_connect_error() -> None:
             call_control(f"127.0.0.1:{unused.getsockname()[1]}", "state")
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Returns once the condition holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # nothing signals it

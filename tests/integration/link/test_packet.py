@@ -112,28 +112,40 @@ def test_tcp_fills_the_line_and_no_more(line: PacketLine) -> None:
 def test_the_asked_share_of_packets_is_lost(line: PacketLine) -> None:
     line.call("set", loss="10%")
     num = 3000
+
+    def num_seen() -> int:
+        state = line.call("state")["a_to_b"]
+        return int(state["lost_segments"] + state["carried_segments"])
+
     with datagrams(line) as (near, far):
         far.settimeout(0.5)
         near.settimeout(None)
         arrived = 0
+        is_sent = threading.Event()
 
         def count() -> None:
             nonlocal arrived
-            with contextlib.suppress(TimeoutError):
-                while far.recv(64):
-                    arrived += 1
+            is_last = False
+            while not is_last:
+                is_last = is_sent.is_set()
+                with contextlib.suppress(TimeoutError):
+                    while far.recv(64):
+                        arrived += 1
 
         thread = threading.Thread(target=count)
         thread.start()
-        for i in range(num):
-            near.send(b"x")
-            if i % 100 == 0:
-                time.sleep(0.002)
-        thread.join(20)
+        num_sent = 0
+        # A busy machine's receive buffers may drop some before the line sees them.
+        while num_seen() < num:
+            for _ in range(100):
+                near.send(b"x")
+            num_sent += 100
+        is_sent.set()
+        thread.join(60)
     state = line.call("state")["a_to_b"]
-    assert state["lost_segments"] / num == pytest.approx(0.1, abs=0.025)
-    # A busy machine's receive buffer may drop some more.
-    assert 0 < arrived <= num - state["lost_segments"]
+    assert state["lost_segments"] / num_seen() == pytest.approx(0.1, abs=0.025)
+    # Here too.
+    assert 0 < arrived <= min(num_sent - state["lost_segments"], state["carried_segments"])
 
 
 def test_a_tcp_stream_survives_loss_in_superpackets(line: PacketLine) -> None:
@@ -173,8 +185,8 @@ def test_a_cut_line_ends_a_connection_that_has_a_limit(line: PacketLine) -> None
 
 
 def test_an_idle_connection_is_dropped_without_a_word(line: PacketLine) -> None:
-    line.call("set", idle_drop="400ms")
     with connection(line) as (near, far):
+        line.call("set", idle_drop="400ms")  # only now: a busy machine may take longer to connect
         near.sendall(b"a")
         assert far.recv(1) == b"a"
         time.sleep(0.8)
@@ -183,6 +195,7 @@ def test_an_idle_connection_is_dropped_without_a_word(line: PacketLine) -> None:
         with pytest.raises(OSError, match="timed out"):
             near.recv(1)
     assert line.call("state")["middlebox_dropped_packets"] > 0
+    line.call("set", idle_drop="0s")
     with connection(line) as (near, far):
         near.sendall(b"c")
         assert far.recv(1) == b"c"
