@@ -111,6 +111,15 @@ class RunningAgent:
         agent, num = self.agent, 1 + self.config.agent.streams
         wait_for(lambda: agent._num_connections == num and not agent._strangers, "the peer's connections")
 
+    def give_up_after(self, stall_timeout_s: float, *, peer: str = "md0") -> None:
+        """The link to the peer has this stall timeout from now on.
+
+        For a test of what fails: with so short a one from the start, a busy machine fails before it says why.
+        """
+        assert self.agent.space is not None
+        link = self.agent.space.links[peer]
+        link.settings = link.settings.model_copy(update={"stall_timeout_s": stall_timeout_s})
+
     def wait_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The first event of that kind with those fields, ever."""
 
