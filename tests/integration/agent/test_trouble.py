@@ -154,11 +154,11 @@ def test_an_absent_peer_is_stalled_at_once_and_down_in_the_end(fleet: Fleet) -> 
     fleet.configure(stall_timeout_s=0.5)
     p = fleet.agent("p0")
     prefill = p.engine()
+    assert p.wait_event("link", peer="md0")["state"] == "down"
     prefill.push("t", ["md0"], range(3))
     p.wait_event("stalled", transfer="t")
     assert p.wait_event("failed", transfer="t")["reason"] == "peer_down"
-    assert p.wait_event("link", peer="md0")["state"] == "down"
-    assert leased(p) == 0
+    wait_for(lambda: leased(p) == 0, "the leases to end")  # the event comes first
 
 
 def test_after_a_cut_only_what_is_missing_is_sent_again(fleet: Fleet) -> None:
@@ -186,7 +186,7 @@ def test_after_a_cut_only_what_is_missing_is_sent_again(fleet: Fleet) -> None:
 
 
 def test_a_receiver_that_is_killed_and_comes_back_gets_all(fleet: Fleet) -> None:
-    fleet.configure(store_bytes=64 * 2**20, stall_timeout_s=20)
+    fleet.configure(store_bytes=64 * 2**20, stall_timeout_s=120)
     meddler = fleet.meddle("md0")
     p = fleet.agent("p0")
     prefill = p.engine(chunk_bytes=CHUNK)
@@ -204,7 +204,8 @@ def test_a_receiver_that_is_killed_and_comes_back_gets_all(fleet: Fleet) -> None
     main.close()
     process = fleet.process("md0")
     main = process.engine(chunk_bytes=CHUNK)
-    assert main.mirror == set()
+    assert main.welcome is not None
+    assert main.welcome.keys == []  # the mirror may have more by now
     p.wait_event("landed", transfer="t")
     main.check_load(range(300))
     main.close()
@@ -309,14 +310,16 @@ def test_one_refused_stream_of_several_is_done_without(fleet: Fleet) -> None:
 
 
 def test_a_peer_that_stops_answering_is_said_to_stall_and_fails_in_time(fleet: Fleet) -> None:
-    fleet.configure(store_bytes=64 * 2**20, stall_timeout_s=2)
+    fleet.configure(store_bytes=64 * 2**20, stall_timeout_s=9)
     meddler = fleet.meddle("md0")
-    p, _md, prefill, _main = _start(fleet)
+    p, md, prefill, _main = _start(fleet)
     prefill.push("warm", ["md0"], ["w"])
     p.wait_event("landed", transfer="warm")
+    md.wait_connected()  # a stream held while it connects would be another reason to fail
     meddler.hold()
     prefill.push("t", ["md0"], range(100))
     p.wait_event("stalled", transfer="t")
+    p.give_up_after(2)
     failed = p.wait_event("failed", transfer="t")
     assert failed["reason"] in ("stalled", "peer_down")
     meddler.let_go()
