@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.agent.conftest import Fleet
-from tests.kit.agent_fleet import AgentProcess, EventReader, wait_for
+from tests.kit.agent_fleet import WAIT_S, AgentProcess, EventReader, wait_for
 
 
 def call(agent: AgentProcess, path: str, body: Any = None) -> tuple[int, Any]:
@@ -184,7 +184,7 @@ def test_a_port_in_use_is_named(fleet: Fleet, capfd: pytest.CaptureFixture[str])
     for port in (fleet.config.engines[0].data_port, fleet.config.engines[0].control_port):
         with socket.create_server(("127.0.0.1", port)):
             agent = fleet.process("p0")
-            assert agent.process.wait(30) == 1
+            assert agent.process.wait(WAIT_S) == 1
             log = agent.log_text()
             assert f"127.0.0.1:{port}" in log
             assert "Traceback" not in log
@@ -200,11 +200,12 @@ def test_an_idle_agent_costs_next_to_nothing(fleet: Fleet) -> None:
     for agent in (p, md):
         process = psutil.Process(agent.pid)
         before = process.cpu_times()
-        switches = process.num_ctx_switches().voluntary
+        switches, start_s = process.num_ctx_switches().voluntary, time.monotonic()
         time.sleep(2.0)  # a rate over time is what is asked for
-        after = process.cpu_times()
-        assert (after.user + after.system - before.user - before.system) / 2.0 < 0.03
-        assert process.num_ctx_switches().voluntary - switches < 60
+        after, switched = process.cpu_times(), process.num_ctx_switches().voluntary
+        elapsed_s = time.monotonic() - start_s
+        assert (after.user + after.system - before.user - before.system) / elapsed_s < 0.03
+        assert (switched - switches) / elapsed_s < 30
     events.close()
     for engine in (prefill, main):
         engine.close()
@@ -217,8 +218,9 @@ def test_metrics_are_those_of_the_reference_page_and_move(fleet: Fleet) -> None:
     events = EventReader(p.control_url)
     prefill.push("t", ["md0"], range(8))
     events.wait("landed")
+    landed = 'pdd_agent_transfers_total{outcome="landed"} 1.0'
+    wait_for(lambda: landed in call(p, "/metrics")[1], "the count")  # the event comes first
     sent, received = call(p, "/metrics")[1], call(md, "/metrics")[1]
-    assert 'pdd_agent_transfers_total{outcome="landed"} 1.0' in sent
     assert 'pdd_agent_link_state{peer="md0",state="up"} 1.0' in sent
     assert "pdd_agent_landed_total 1.0" in received
     assert f"pdd_agent_received_payload_bytes_total {8 * 4096:.1f}" in received
