@@ -1,7 +1,8 @@
 """Whether the address that peers dial leads to this agent, tried at the start.
 
 What cannot be right ends the start with the address named. What may only be too early or out of sight
-from here (a relay that is not up yet, NAT that does not turn inwards, a name not published yet) is logged.
+from here (a relay that is not up yet, NAT that does not turn inwards, a name not published yet), or too slow
+just now, is logged.
 """
 
 import ipaddress
@@ -11,7 +12,7 @@ from typing import Final
 
 from pdd.agent.connection import check_name, probe
 from pdd.config.schema import EngineConfig
-from pdd.core.errors import ConfigurationError, PddError, UntrustedPeerError
+from pdd.core.errors import ConfigurationError, DeadlineError, PddError, UntrustedPeerError
 from pdd.transport.base import Transport
 from pdd.transport.tcp import split_address
 
@@ -41,7 +42,7 @@ def check_advertised(engine: EngineConfig, transport: Transport) -> str | None:
     except UntrustedPeerError as error:
         raise ConfigurationError(f"engine {engine.id} advertises {address}: {error}") from error
     except PddError as error:
-        if port == engine.data_port and _is_here(host):
+        if port == engine.data_port and not _is_late(error) and _is_here(host):
             raise ConfigurationError(
                 f"engine {engine.id} advertises {address}, an address of this host where its agent does not "
                 f"listen (it listens on {engine.host}): {error}"
@@ -60,6 +61,11 @@ def _ask(address: str, engine_id: str, transport: Transport) -> str:
         return probe(stream, timeout_s=_TIMEOUT_S)
     finally:
         stream.close()
+
+
+def _is_late(error: PddError) -> bool:
+    """Whether no answer came in time: no proof that nobody listens, the machine may have stood still."""
+    return isinstance(error, DeadlineError) or isinstance(error.__cause__, DeadlineError | TimeoutError)
 
 
 def _is_wildcard(host: str) -> bool:

@@ -21,6 +21,7 @@ from pdd.config.schema import EngineConfig
 from pdd.core.errors import ConfigurationError
 from pdd.transport.base import Stream
 from pdd.transport.tcp import TcpTransport
+from pdd.transport.tls import TlsTransport
 
 CHUNK = 64 * 2**10
 
@@ -128,6 +129,16 @@ class TestAdvertise:
     @pytest.mark.parametrize("advertise", ["127.0.0.1:1", "no-such-name.invalid:7"])
     def test_what_may_only_be_too_early_does_not_stop_the_start(self, advertise: str) -> None:
         assert check_advertised(self.engine("127.0.0.1", advertise, 99), TcpTransport())
+
+    @pytest.mark.parametrize("is_tls", [False, True])
+    def test_an_answer_that_is_late_does_not_stop_the_start(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, is_tls: bool
+    ) -> None:
+        monkeypatch.setattr("pdd.agent.advertise._TIMEOUT_S", 0.2)
+        transport = TlsTransport(Pki(fleet.run_dir).files("md0")) if is_tls else TcpTransport()
+        with socket.create_server(("127.0.0.3", free_port())) as silent:
+            port = silent.getsockname()[1]
+            assert check_advertised(self.engine("127.0.0.1", f"127.0.0.3:{port}", port), transport)
 
     def test_the_process_ends_with_the_address(self, fleet: Fleet) -> None:
         fleet.configure("md0")
