@@ -61,4 +61,4 @@ def pause_after(num_failures: int, *, is_urgent: bool) -> float:
     if is_urgent:
         return _MIN_RETRY_S
     doublings = min(max(0, num_failures - 1), _MAX_DOUBLINGS)
-    return min(_MAX_RETRY_S, _MIN_RETRY_S * 2**doublings)
+    return min(_MAX_RETRY_S, _MIN_RETRY_S * 2.0**doublings)
