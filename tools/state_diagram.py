@@ -28,7 +28,7 @@ MAX_ATTEMPTS = 2
 """Of the pipeline; a further one begins in a state that was seen."""
 PLAN = ev.Plan(pipeline="p-rld-md", prefills=("p0",), relays=("rld0",), mains=("md0", "md1"), max_tokens=3)
 PLANS = (PLAN, replace(PLAN, pipeline="p-md"))
-CATCH_UP = CatchUp(stop_gap_tokens=0, max_rounds=2, block_tokens=2)
+CATCH_UPS = tuple(CatchUp(stop_gap_tokens=0, max_rounds=rounds, block_tokens=2) for rounds in (1, 2))
 LOST = ev.Failure(kind="engine_lost", message="")
 REFUSED = ev.Failure(kind="engine_error", message="", retryable=False)
 TOKEN = ev.Token(id=1)
@@ -54,7 +54,8 @@ def candidates(machine: RequestMachine) -> Iterator[ev.Event]:
             ev.Tokens(leg=leg, tokens=(TOKEN,), finish=finish) for leg in legs for finish in (None, "stop")
         ],
         ev.HandoffChosen: [
-            ev.HandoffChosen(mode=mode, catch_up=CATCH_UP)
+            ev.HandoffChosen(mode=mode, catch_up=catch_up)
+            for catch_up in CATCH_UPS
             for mode in ("one-shot", "catch-up")  # type: ignore[misc]
         ],
         ev.RoundDone: [ev.RoundDone(leg=leg) for leg in legs],

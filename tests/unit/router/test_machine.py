@@ -132,18 +132,21 @@ def test_catch_up_sends_rounds_until_the_gap_is_small() -> None:
     (first,) = machine.step(chosen("catch-up", stop_gap_tokens=2, max_rounds=9))
     assert isinstance(first, StartRound)
     assert first.position == 20
-    machine.step(tokens_of(relay.leg, 20, 21, 22))
-    (second,) = machine.step(RoundDone(leg=first.leg))
+    machine.step(tokens_of(relay.leg, 20, 21))
+    assert machine.step(RoundDone(leg=first.leg)) == []  # RLD is in the middle of a token
+    second = machine.step(tokens_of(relay.leg, 22))[-1]
     assert isinstance(second, StartRound)
     assert second.position == 23
     machine.step(tokens_of(relay.leg, 23))
-    effects = machine.step(RoundDone(leg=second.leg))
+    machine.step(RoundDone(leg=second.leg))
+    effects = machine.step(tokens_of(relay.leg, 24))
+    assert StopLeg(leg=relay.leg) in effects
     (join,) = only(effects, StartDecode)
-    assert join.position == 24  # type: ignore[union-attr]
+    assert join.position == 25  # type: ignore[union-attr]
     assert machine.handoff_rounds == 2
 
 
-def filling_a_block() -> tuple[RequestMachine, StartDecode]:
+def inside_a_block() -> tuple[RequestMachine, StartDecode]:
     """A machine whose first round ended inside a block: 30 + 2 tokens computed, 33 made, blocks of 10."""
     machine, relay = relaying(plan(max_tokens=100, prompt_tokens=30))
     machine.step(tokens_of(relay.leg, 1))
@@ -151,32 +154,33 @@ def filling_a_block() -> tuple[RequestMachine, StartDecode]:
     (first,) = machine.step(chosen("catch-up", stop_gap_tokens=1, block_tokens=10))
     assert isinstance(first, StartRound)
     machine.step(tokens_of(relay.leg, 2))
-    assert machine.step(RoundDone(leg=first.leg)) == []
-    assert machine.phase is Phase.FILLING_BLOCK
+    machine.step(RoundDone(leg=first.leg))
+    assert machine.phase is Phase.BETWEEN_ROUNDS
     return machine, relay
 
 
 def test_the_last_round_begins_at_a_blocks_end() -> None:
-    machine, relay = filling_a_block()
+    machine, relay = inside_a_block()
     machine.step(tokens_of(relay.leg, *range(3, 9)))
-    assert machine.phase is Phase.FILLING_BLOCK
+    assert machine.phase is Phase.BETWEEN_ROUNDS
     second = machine.step(tokens_of(relay.leg, 9))[-1]
     assert isinstance(second, StartRound)
     assert second.position == 10
-    machine.step(tokens_of(relay.leg, 10, 11))
-    (join,) = only(machine.step(RoundDone(leg=second.leg)), StartDecode)
+    machine.step(tokens_of(relay.leg, 10))
+    machine.step(RoundDone(leg=second.leg))
+    (join,) = only(machine.step(tokens_of(relay.leg, 11)), StartDecode)
     assert join.position == 12  # type: ignore[union-attr]
 
 
-def test_relay_lost_while_filling_a_block_lets_main_join() -> None:
-    machine, relay = filling_a_block()
+def test_relay_lost_between_rounds_lets_main_join() -> None:
+    machine, relay = inside_a_block()
     (join,) = only(machine.step(LegFailed(leg=relay.leg, failure=LOST)), StartDecode)
     assert isinstance(join, StartDecode)
     assert (join.engine, join.position) == ("md0", 3)
 
 
-def test_the_relays_end_while_filling_a_block_is_the_answers() -> None:
-    machine, relay = filling_a_block()
+def test_the_relays_end_between_rounds_is_the_answers() -> None:
+    machine, relay = inside_a_block()
     effects = machine.step(tokens_of(relay.leg, 3, finish="stop"))
     assert ReleaseTransfer(attempt=1, peer="md0") in effects
     assert effects[-1] == Complete(finish="stop")
@@ -188,9 +192,8 @@ def test_catch_up_ends_at_the_round_limit() -> None:
     (effect,) = machine.step(chosen("catch-up", stop_gap_tokens=0, max_rounds=3))
     for _ in range(3):
         assert isinstance(effect, StartRound)
-        machine.step(tokens_of(relay.leg, 1))
-        effects = machine.step(RoundDone(leg=effect.leg))
-        effect = effects[-1]
+        machine.step(RoundDone(leg=effect.leg))
+        effect = machine.step(tokens_of(relay.leg, 1))[-1]
     assert isinstance(effect, StartDecode)
 
 

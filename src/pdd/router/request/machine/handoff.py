@@ -26,7 +26,7 @@ def on_relay_tokens(state: RequestState, event: Tokens) -> None:
         return
     if state.eager_tokens >= state.plan.hold_tokens:
         resume_main(state)
-    if state.phase is Phase.FILLING_BLOCK:
+    if state.phase is Phase.BETWEEN_ROUNDS:
         _catch_up(state)
 
 
@@ -51,13 +51,18 @@ def on_handoff_chosen(state: RequestState, event: HandoffChosen) -> None:
 
 
 def on_round_done(state: RequestState, event: RoundDone) -> None:
-    """Another round catches up further, now or at a block's end, or RLD hands over what is left."""
+    """RLD's next token decides what follows.
+
+    A handoff right now would throw away what RLD has done of that token, and the client would wait so much
+    longer. Catch-up is chosen where RLD is idle, so the token is near.
+    """
     if event.leg == state.round:
         state.close_leg(event.leg)
-        _catch_up(state)
+        state.phase = Phase.BETWEEN_ROUNDS
 
 
 def _catch_up(state: RequestState) -> None:
+    """Another round catches up further, RLD speaks on to the end of a block, or hands over what is left."""
     assert state.chosen is not None
     assert state.main is not None
     prompt_tokens = state.plan.prompt_tokens
@@ -69,10 +74,10 @@ def _catch_up(state: RequestState) -> None:
     match move:
         case "round":
             _start_round(state, state.main)
-        case "wait":
-            state.phase = Phase.FILLING_BLOCK
         case "hand_over":
             hand_over(state)
+        case "wait":
+            pass
 
 
 def _start_round(state: RequestState, main: str) -> None:

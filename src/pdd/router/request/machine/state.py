@@ -37,7 +37,7 @@ class Phase(StrEnum):
     WAITING_MAIN = "waiting for main"
     RELAYING = "relaying"
     CATCHING_UP = "catching up"
-    FILLING_BLOCK = "filling a block"
+    BETWEEN_ROUNDS = "between rounds"
     JOINING = "joining"
     DECODING = "decoding"
     PAUSED = "paused"
@@ -46,7 +46,7 @@ class Phase(StrEnum):
     __hash__ = str.__hash__  # the enum's own is Python code, and the table is asked for every token
 
 
-RELAY_SPEAKS = (Phase.RELAYING, Phase.CATCHING_UP, Phase.FILLING_BLOCK)
+RELAY_SPEAKS = (Phase.RELAYING, Phase.CATCHING_UP, Phase.BETWEEN_ROUNDS)
 
 
 class RequestState:
