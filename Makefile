@@ -31,7 +31,7 @@ KILLS ?= 40
 soak: install
 	PYTHONPATH=. $(BIN)/python -m tests.kit.soak --minutes 30
 	PYTHONPATH=. $(BIN)/python -m tests.kit.kills --kills $(KILLS)
-	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/fuzz tests/unit/agent tests/unit/wire $(ARGS)
+	PDD_SOAK_SCALE=$(SCALE) $(BIN)/pytest --timeout 0 tests/integration/agent/test_faults.py tests/integration/link/test_agents_on_line.py tests/fuzz tests/unit/agent tests/unit/wire $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

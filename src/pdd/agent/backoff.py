@@ -7,6 +7,8 @@ from typing import Final
 
 _MIN_RETRY_S: Final = 1.0
 _MAX_RETRY_S: Final = 5.0
+_MAX_DOUBLINGS: Final = 16
+"""Beyond all reason; a peer may be away for days, and a power of its attempts is no float any more."""
 _BREAKER_FAILURES: Final = 3
 """Failed attempts in a row that open the breaker: from then on calls are spaced, whoever wants one."""
 
@@ -41,14 +43,22 @@ class Backoff:
 
     def wait_for_turn(self) -> bool:
         """The last attempt is long enough ago; whether to make one more."""
+        jitter_ratio = random.uniform(1.0, 1.3)
         with self._changed:
-            pause_s = min(_MAX_RETRY_S, _MIN_RETRY_S * 2 ** max(0, self.num_failures - 1))
-            turn_s = self._attempted_s + pause_s * random.uniform(1.0, 1.3)
-            self._changed.wait_for(
-                lambda: self.is_closed or self._is_urgent, max(0.0, turn_s - time.monotonic())
-            )
-            turn_s = min(turn_s, self._attempted_s + _MIN_RETRY_S * random.uniform(1.0, 1.3))
-            self._changed.wait_for(lambda: self.is_closed, max(0.0, turn_s - time.monotonic()))
+            while not self.is_closed:
+                pause_s = pause_after(self.num_failures, is_urgent=self._is_urgent) * jitter_ratio
+                left_s = self._attempted_s + pause_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             self._attempted_s = time.monotonic()
             self._is_urgent = False
             return not self.is_closed
+
+
+def pause_after(num_failures: int, *, is_urgent: bool) -> float:
+    """Seconds between one attempt and the next, before jitter is added."""
+    if is_urgent:
+        return _MIN_RETRY_S
+    doublings = min(max(0, num_failures - 1), _MAX_DOUBLINGS)
+    return min(_MAX_RETRY_S, _MIN_RETRY_S * 2.0**doublings)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,11 @@ _SHUTDOWN_S: Final = 1.0
 
 
 def run_agent(config: PddConfig, engine_id: str, *, path: Path | None = None) -> int:
-    """The agent has served until SIGTERM or SIGINT; 0, or 1 if it could not start.
+    """The agent has served until SIGTERM or SIGINT; 0, or 1 if it could not start or ended by a bug.
+
+    A thread that ends by an error outside the tree leaves an agent that looks alive and does not serve: no
+    engine gets in any more, or a peer is never dialled again. So it ends the agent, and whoever started it
+    starts another; what landed is lost with it, and is asked for again.
 
     Args:
         config: The whole fleet's configuration; peers are found in it.
@@ -30,16 +35,25 @@ def run_agent(config: PddConfig, engine_id: str, *, path: Path | None = None) ->
         path: The file it came from; peers that come, go or move in it do so in the agent.
     """
     try:
-        asyncio.run(_serve(config, engine_id, path))
+        has_bug = asyncio.run(_serve(config, engine_id, path))
     except PddError as error:
         _log.error("agent of %s: %s", engine_id, error)
         return 1
-    return 0
+    return int(has_bug)
 
 
-async def _serve(config: PddConfig, engine_id: str, path: Path | None) -> None:
-    stopped, reload = asyncio.Event(), asyncio.Event()
+async def _serve(config: PddConfig, engine_id: str, path: Path | None) -> bool:
+    """Whether a bug ended it."""
+    stopped, reload, has_bug = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_bug(end: threading.ExceptHookArgs) -> None:
+        name = end.thread.name if end.thread else "of unknown name"
+        _log.critical("thread %s ended by a bug, and so does the agent", name, exc_info=end.exc_value)
+        loop.call_soon_threadsafe(has_bug.set)
+        loop.call_soon_threadsafe(stopped.set)
+
+    threading.excepthook = on_bug
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
@@ -71,6 +85,8 @@ async def _serve(config: PddConfig, engine_id: str, path: Path | None) -> None:
             follower.cancel()
         await asyncio.to_thread(agent.stop)
         await runner.cleanup()
+        threading.excepthook = threading.__excepthook__
+    return has_bug.is_set()
 
 
 async def _tick_until(agent: Agent, stopped: asyncio.Event) -> None:

@@ -2,7 +2,9 @@
 
 import threading
 
-from pdd.agent.backoff import Backoff
+import pytest
+
+from pdd.agent.backoff import Backoff, pause_after
 
 
 def test_the_first_attempt_is_made_at_once() -> None:
@@ -32,3 +34,29 @@ def test_the_third_failure_in_a_row_opens_the_breaker() -> None:
     for backoff.num_failures in range(5):
         is_open.append(backoff.is_breaker_open)
     assert is_open == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("num_failures", "pause_s"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (2000, 5.0)]
+)
+def test_attempts_that_fail_are_made_less_often(num_failures: int, pause_s: float) -> None:
+    assert pause_after(num_failures, is_urgent=False) == pause_s
+
+
+@pytest.mark.parametrize("num_failures", [0, 1, 4, 2000])
+def test_news_bring_the_next_attempt_forward_but_not_below_a_second(num_failures: int) -> None:
+    assert pause_after(num_failures, is_urgent=True) == 1.0
+
+
+def test_who_waits_hears_the_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdd.agent.backoff._MAX_RETRY_S", 3600.0)
+    monkeypatch.setattr("pdd.agent.backoff._MIN_RETRY_S", 0.05)
+    backoff = Backoff()
+    backoff.num_failures = 17
+    assert backoff.wait_for_turn()
+    turns: list[bool] = []
+    waiting = threading.Thread(target=lambda: turns.append(backoff.wait_for_turn()))
+    waiting.start()
+    backoff.hurry()
+    waiting.join(timeout=60)
+    assert turns == [True]
