@@ -12,6 +12,16 @@ from tests.e2e.fleet import Fleet, running_fleet
 
 from pdd.engine.models import prepare_tiny_model
 
+BOOT_AND_TEST_S = 1200
+"""A test's limit counts its fixtures: the fleet boots in one, and engines that were killed boot in others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of this folder have the longer limit."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(BOOT_AND_TEST_S))
+
 
 def orphaned_shared_memory() -> set[str]:
     """Names in the machine's shared memory that no living process has mapped: what a dead one left behind."""

@@ -36,8 +36,8 @@ async def test_the_second_turns_hits_are_predicted_to_the_block(fleet: Fleet, mo
     router = fleet.router(mode)
     first = random_prompt(700, seed=9000 + len(mode))
     before = await believed_chunks(fleet, mode, "md0")
-    one = await router.complete(first, max_tokens=60)
-    known = before + (len(first) + 59) // CHUNK_TOKENS
+    one = await router.complete(first, max_tokens=HANDED_OVER_TOKENS)
+    known = before + (len(first) + HANDED_OVER_TOKENS - 1) // CHUNK_TOKENS
 
     async def is_known() -> bool:
         return await believed_chunks(fleet, mode, "md0") >= known

@@ -72,13 +72,13 @@ class Bed:
         async with self.client.get(f"{self.url}/pdd/requests") as answer:
             return dict((await answer.json())["requests"][-1])
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-        """Wait for something the fakes will show."""
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+        """Wait for something the fakes will show; the limit is for what never comes, and measures nothing."""
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - fakes have no one event to wait for
                 await asyncio.sleep(0.005)
 
-    async def until_free(self, *, timeout_s: float = 2.0) -> None:
+    async def until_free(self, *, timeout_s: float = 30.0) -> None:
         """Wait until no engine runs anything, no transfer is open and no lease is held."""
         await self.until(self.is_free, timeout_s=timeout_s)
 

@@ -44,7 +44,8 @@ class FakeEngine:
     """One engine; knobs may be turned at any time.
 
     ``aborted`` and ``finished`` hold request ids, ``seen`` every generate body, ``headers`` their headers.
-    ``kill_stream_after`` and its siblings strike the next streams after so many tokens of that stream.
+    ``kill_stream_after`` and its siblings strike the next streams after so many tokens of that stream; while
+    ``flows`` is clear, every stream stands still before its next token.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class FakeEngine:
         self.drop_whole = 0
         self.drop_renders = 0
         self.split_events = False
+        self.flows = asyncio.Event()
+        self.flows.set()
         self.tokens_streamed = 0
         self.running: set[str] = set()
         self.seen: list[dict[str, Any]] = []
@@ -262,6 +265,7 @@ class FakeEngine:
         tokens: list[int] = []
         finish: str | None = None
         while finish is None:
+            await self.flows.wait()
             await self._strike(request, response, len(tokens))
             new, finish = self._tokens(body, tokens)
             tokens += new

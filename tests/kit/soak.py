@@ -186,7 +186,8 @@ class Soak:
             async with asyncio.timeout(question.cancel_after_s):
                 await self._read(session, question, answer)
         except TimeoutError:
-            answer.is_cancelled = True
+            # Not between what ends the answer and the end of its connection: it has ended otherwise then.
+            answer.is_cancelled = not answer.is_done and not answer.errors
         except (aiohttp.ClientError, ValueError) as error:
             answer.errors.append(f"transport: {error!r}")
         return answer

@@ -1,7 +1,7 @@
 """A small stand-in for an engine: serves /health, has a child of its own, leaves a file behind.
 
-Usage: fake_program.py PORT [--file F] [--stubborn] [--die-after S] [--never-ready] [--detached-child]
-    [--shared-memory]
+Usage: fake_program.py PORT [--file F] [--stubborn] [--die-after S] [--die-at F] [--never-ready]
+    [--detached-child] [--shared-memory]
 """
 
 import argparse
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--detached-child", action="store_true")
     parser.add_argument("--die-after", type=float)
+    parser.add_argument("--die-at", type=pathlib.Path, help="as soon as there is such a file")
     parser.add_argument("--shared-memory", action="store_true")
     arguments = parser.parse_args()
     if arguments.stubborn:
@@ -54,14 +55,16 @@ def main() -> None:
         arguments.file.with_suffix(".shm").write_text(shared.name)
     for number in range(40):
         print(f"line {number}", flush=True)
-    if arguments.die_after is not None:
-        threading.Thread(target=die, args=(arguments.die_after,), daemon=True).start()
+    if arguments.die_after is not None or arguments.die_at is not None:
+        threading.Thread(target=die, args=(arguments.die_after, arguments.die_at), daemon=True).start()
     Handler.ready = not arguments.never_ready
     http.server.HTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
 
 
-def die(after_s: float) -> None:
-    time.sleep(after_s)
+def die(after_s: float | None, at: pathlib.Path | None) -> None:
+    time.sleep(after_s or 0.0)
+    while at is not None and not at.exists():
+        time.sleep(0.02)
     print("boom: out of tokens", flush=True)
     import os
 

@@ -16,7 +16,7 @@ from pdd.launch.ports import free_ports
 LAUNCHER = Path(__file__).with_name("fake_launcher.py")
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -76,32 +76,31 @@ def test_a_signal_stops_everything_before_the_launcher_ends(
 ) -> None:
     subject = launch()
     subject.process.send_signal(number)
-    assert subject.process.wait(20) == 0
+    assert subject.process.wait(60) == 0
     assert subject.is_clean()
 
 
 def test_ctrl_c_in_a_terminal_reaches_only_the_launcher(launch: Callable[..., Launch]) -> None:
     subject = launch()
     os.killpg(subject.process.pid, signal.SIGINT)  # what a terminal does
-    assert subject.process.wait(20) == 0
+    assert subject.process.wait(60) == 0
     assert subject.is_clean()
 
 
 def test_a_program_that_ignores_sigterm_is_killed_after_its_grace(launch: Callable[..., Launch]) -> None:
-    subject = launch("--stubborn")
+    subject = launch("--stubborn", "--grace", "1")
     subject.process.send_signal(signal.SIGTERM)
-    assert subject.process.wait(20) == 0
+    assert subject.process.wait(60) == 0
     assert subject.is_clean()
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Callable[..., Launch]) -> None:
-    subject = launch("--stubborn", "--detached-child")
+    subject = launch("--stubborn", "--detached-child", "--grace", "600")
     subject.process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
-    started_s = time.monotonic()
+    assert subject.process.stdout is not None
+    assert subject.process.stdout.readline() == b"stopping\n"  # else the two signals may arrive as one
     subject.process.send_signal(signal.SIGINT)
-    subject.process.wait(20)
-    assert time.monotonic() - started_s < 5
+    subject.process.wait(60)
     until(subject.is_clean)
 
 
@@ -116,10 +115,10 @@ def test_kill_9_of_the_launcher_leaves_nothing(launch: Callable[..., Launch]) ->
 def test_shared_memory_of_programs_that_had_to_be_killed_is_removed(
     launch: Callable[..., Launch], number: signal.Signals
 ) -> None:
-    subject = launch("--stubborn", "--shared-memory")
+    subject = launch("--stubborn", "--shared-memory", "--grace", "1")
     subject.process.send_signal(number)
-    subject.process.wait(20)
-    until(subject.is_clean, timeout_s=25)
+    subject.process.wait(60)
+    until(subject.is_clean)
 
 
 def test_kill_9_finds_processes_that_left_their_group(launch: Callable[..., Launch]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pdd.core.errors import ConfigurationError, LaunchError
 from pdd.launch import supervisor as supervisor_module
+from pdd.launch.ports import free_ports
 from pdd.launch.program import PortUse, Program, check_ports
 from pdd.launch.serve import serve
 from pdd.launch.supervisor import MAX_FAILURES, Progress, Supervisor
@@ -30,7 +31,7 @@ class Watched:
         return [progress.state for progress in self.told if progress.name == name]
 
     async def until(self, name: str, state: str, *, times: int = 1) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.states(name).count(state) < times:  # noqa: ASYNC110  # told by a callback
                 await asyncio.sleep(0.02)
 
@@ -43,15 +44,13 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
 
 
 def fake(tmp_path: Path, name: str, *flags: str) -> Program:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     file = tmp_path / f"{name}.mmap"
     return Program(
         name=name,
         argv=(sys.executable, str(FAKE), str(port), "--file", str(file), *flags),
         ready_url=f"http://127.0.0.1:{port}/health",
-        ready_timeout_s=20,
+        ready_timeout_s=120,
         ports=(PortUse(host="127.0.0.1", port=port, key=f"engines[0].port, {name}"),),
         files=(file,),
     )
@@ -121,7 +120,9 @@ async def test_a_program_that_ends_while_others_are_awaited_is_quoted(
     watched: Watched, tmp_path: Path
 ) -> None:
     async def boot() -> None:
-        await watched.supervisor.start(fake(tmp_path, "agent", "--die-after", "0.5"))
+        last_hour = tmp_path / "last-hour"
+        await watched.supervisor.start(fake(tmp_path, "agent", "--die-at", str(last_hour)))
+        last_hour.touch()  # it was ready, so that this is an end, and none before it was ready
         await watched.supervisor.start(fake(tmp_path, "engine", "--never-ready"))
 
     with pytest.raises(LaunchError, match=r"agent ended with status 3;(?s:.)*boom: out of tokens"):

@@ -565,8 +565,9 @@ async def test_a_client_may_ask_for_a_shorter_deadline() -> None:
 
 
 async def test_beyond_the_queue_is_429_with_retry_after_and_urgent_requests_go_first() -> None:
-    async with running_bed(router={"max_concurrent_requests": 1, "queue_size": 2}) as bed:
-        bed.p0.prefill_s = 0.3
+    router = {"pipeline": "p-md", "max_concurrent_requests": 1, "queue_size": 2}
+    async with running_bed(router=router) as bed:
+        bed.agents["p0"].hold("md0")  # the first stays in until the others have queued
 
         async def ask(name: str, **fields: Any) -> int:
             answer = await bed.post("/v1/completions", prompt=name, max_tokens=3, **fields)
@@ -579,7 +580,7 @@ async def test_beyond_the_queue_is_429_with_retry_after_and_urgent_requests_go_f
 
         order: list[str] = []
         tasks = [asyncio.create_task(ask("first"))]
-        await bed.until(lambda: bool(bed.p0.running))
+        await bed.until(lambda: bool(bed.agents["p0"].transfers))
         for name, priority in (("later", 5), ("late", 4), ("urgent", 0)):
             tasks.append(asyncio.create_task(ask(name, priority=priority)))
             await bed.until(
@@ -588,6 +589,8 @@ async def test_beyond_the_queue_is_429_with_retry_after_and_urgent_requests_go_f
                     or len(tasks) > 3
                 )
             )
+        await bed.until(tasks[1].done)  # the urgent one took its place
+        bed.agents["p0"].let_land("md0")
         assert await asyncio.gather(*tasks) == [200, 429, 200, 200]
         assert order == ["first", "urgent", "late"]
         await bed.until_free()

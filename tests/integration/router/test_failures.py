@@ -9,6 +9,8 @@ import aiohttp
 import pytest
 from tests.kit.bed import Bed, running_bed
 
+from pdd.router import http_client
+
 CONTENT = "Please explain how a lighthouse works, at length."
 TWO_MAINS = {"p0": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b"), "md1": ("main", "c")}
 TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
@@ -27,6 +29,16 @@ async def check_whole(bed: Bed, *, max_tokens: int = 60, **fields: Any) -> dict[
     return record
 
 
+def strike(bed: Bed, engine_id: str, how: str, when: int) -> None:
+    """The engine fails so after so many tokens; only of this one is silence soon taken for its end.
+
+    After a stall of the event loop, which the fakes share, all timers are due before any fake has said more:
+    a short limit would give up the healthy ones, too.
+    """
+    setattr(bed.engines[engine_id], how, when)
+    bed.router.fleet.engines[engine_id].client._idle_timeout_s = 1.0
+
+
 # ---- engines
 
 
@@ -35,9 +47,9 @@ async def check_whole(bed: Bed, *, max_tokens: int = 60, **fields: Any) -> dict[
 )
 @pytest.mark.parametrize("when", [0, 5])
 async def test_relay_lost_before_handoff_waits_for_main(how: str, when: int) -> None:
-    async with running_bed(router={"pipeline": "p-rld-md", "engine_idle_timeout_s": 1.0}) as bed:
+    async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
         bed.agents["p0"].hold("md0")
-        setattr(bed.rld0, how, when)
+        strike(bed, "rld0", how, when)
         check = asyncio.create_task(check_whole(bed))
         await bed.until(lambda: bool(bed.rld0.aborted or bed.rld0.finished))
         bed.agents["p0"].let_land("md0")
@@ -51,8 +63,8 @@ async def test_relay_lost_before_handoff_waits_for_main(how: str, when: int) -> 
 )
 @pytest.mark.parametrize("when", [0, 5])
 async def test_main_lost_after_handoff_is_continued_elsewhere(how: str, when: int) -> None:
-    async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md", "engine_idle_timeout_s": 1.0}) as bed:
-        setattr(bed.md0, how, when)
+    async with running_bed(roles=TWO_MAINS, router={"pipeline": "p-md"}) as bed:
+        strike(bed, "md0", how, when)
         record = await check_whole(bed)
         assert (record["attempts"], record["main"]) == (2, "md1")
 
@@ -98,7 +110,7 @@ async def test_prefill_failure_is_an_http_error_at_once_and_main_does_not_prefil
     async with running_bed() as bed:
         bed.p0.reply_status = status
         for stream in (False, True):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(20):  # no recovery is waited for, which would take 30 s
                 answer = await bed.post(
                     "/v1/chat/completions", messages=MESSAGES, max_tokens=5, stream=stream
                 )
@@ -139,7 +151,8 @@ async def test_an_answer_bound_to_one_engine_starts_anew_elsewhere_before_its_fi
         await check_whole(bed, **STRUCTURED)
 
 
-async def test_a_pooled_connection_the_engine_closed_is_no_failure() -> None:
+async def test_a_pooled_connection_the_engine_closed_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "POOL_IDLE_S", 1000.0)
     async with running_bed() as bed:
         bed.p0.drop_whole = 1
         record = await check_whole(bed)
@@ -154,16 +167,15 @@ async def test_events_split_over_many_segments_are_whole() -> None:
 
 
 async def test_deadline_is_an_error_of_its_own() -> None:
-    async with running_bed(router={"request_timeout_s": 0.3}) as bed:
-        bed.p0.prefill_s = 5
+    async with running_bed(router={"request_timeout_s": 3}) as bed:
+        bed.rld0.itl_s = bed.md0.itl_s = 0.2
+        begun = await bed.post("/v1/chat/completions", messages=MESSAGES, max_tokens=50, stream=True)
+        assert b"data: " in await begun.content.readline()
+        bed.p0.prefill_s = 30
         answer = await bed.post("/v1/chat/completions", messages=MESSAGES, max_tokens=5)
         assert answer.status == 504
         assert "prefilling" in (await answer.json())["error"]["message"]
-        await bed.until_free()
-        bed.p0.prefill_s = 0
-        bed.md0.itl_s = 0.2
-        answer = await bed.post("/v1/chat/completions", messages=MESSAGES, max_tokens=50, stream=True)
-        last = (await answer.text()).splitlines()[-2]
+        last = (await begun.text()).splitlines()[-2]
         assert json.loads(last.removeprefix("data: "))["error"]["type"] == "TimeoutError"
         await bed.until_free()
 
@@ -277,11 +289,11 @@ def in_main(bed: Bed) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("moment", [in_prefill, in_relay, in_main])
-async def test_a_client_that_leaves_frees_every_engine_within_a_second(
+async def test_a_client_that_leaves_frees_every_engine_before_its_answer_would_have_ended(
     stream: bool, moment: Callable[[Bed], bool]
 ) -> None:
     async with running_bed(router={"pipeline": "p-rld-md"}) as bed:
-        bed.p0.prefill_s = 0.3 if moment is in_prefill else 0.0
+        bed.p0.prefill_s = 30.0 if moment is in_prefill else 0.0
         bed.agents["p0"].landing_s["md0"] = 0.02 if moment is in_main else 30.0
         bed.rld0.itl_s = bed.md0.itl_s = 0.05
         async with aiohttp.ClientSession() as session:
@@ -294,7 +306,7 @@ async def test_a_client_that_leaves_frees_every_engine_within_a_second(
             task = asyncio.create_task(ask())
             await bed.until(lambda: moment(bed))
             task.cancel()
-        await bed.until_free(timeout_s=1.0)
+        await bed.until_free(timeout_s=10.0)  # nothing ends by itself in that time
         record = await bed.last_record()
         assert record["outcome"] == "cancelled"
 
@@ -344,7 +356,10 @@ async def test_random_kills_lose_and_repeat_no_token(seed: int) -> None:
         await bed.until_free()
 
 
-async def test_a_render_whose_connection_is_cut_is_asked_for_again_also_of_the_only_engine() -> None:
+async def test_a_render_whose_connection_is_cut_is_asked_for_again_also_of_the_only_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_client, "POOL_IDLE_S", 1000.0)
     async with running_bed() as bed:
         await bed.chat("there is a pooled connection now", max_tokens=3)
         bed.p0.drop_renders = 2  # the pooled connection, which is tried anew anyhow, and the new one

@@ -58,7 +58,7 @@ async def test_every_metric_moves() -> None:
         for engine in (bed.rld0, bed.md0, bed.md1):
             await engine.start()
         await pausing
-        bed.p0.prefill_s = 5.0
+        bed.p0.prefill_s = 60.0  # cancelled at the end; until then they fill the router
         await agent.say("link", peer="md1", state="incompatible", reason="dtype: a != b")
         await bed.until(lambda: bool(bed.router.fleet.incompatible()))
         running = [asyncio.create_task(bed.chat(f"still running {n}", max_tokens=5)) for n in range(3)]

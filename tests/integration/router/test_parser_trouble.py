@@ -81,12 +81,12 @@ async def echoing_bed(folder: Path, **sections: Any) -> AsyncIterator[tuple[Bed,
         parsers.cut()
 
 
-async def ask(bed: Bed, *, stream: bool = True) -> tuple[int, list[Any]]:
+async def ask(
+    bed: Bed, *, stream: bool = True, headers: dict[str, str] | None = None
+) -> tuple[int, list[Any]]:
     """The status and the events, or the one body."""
-    messages = [{"role": "user", "content": "hi"}]
-    answer = await bed.post(
-        "/v1/chat/completions", messages=messages, tools=TOOLS, max_tokens=40, stream=stream
-    )
+    fields = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "max_tokens": 40}
+    answer = await bed.post("/v1/chat/completions", headers=headers, stream=stream, **fields)
     if not stream or answer.status != 200:
         return answer.status, [await answer.json()]
     lines = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
@@ -152,11 +152,12 @@ async def test_a_lost_process_ends_its_answers_and_serves_the_next_ones(tmp_path
 
 
 async def test_a_process_that_hangs_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
-    async with echoing_bed(tmp_path, router={"request_timeout_s": 1.0}) as (bed, parsers):
+    async with echoing_bed(tmp_path) as (bed, parsers):
         parsers.hangs = True
-        status, (body,) = await ask(bed, stream=False)
+        limit = {"X-Request-Timeout": "1"}  # not of the last request, which ends well
+        status, (body,) = await ask(bed, stream=False, headers=limit)
         assert (status, body["error"]["message"][:32]) == (504, "the request did not finish in ti")
-        _, events = await ask(bed)
+        _, events = await ask(bed, headers=limit)
         assert "did not finish in time" in events[-1]["error"]["message"]
         await bed.until_free()
         parsers.hangs = False

@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert not (folder / "parser-8000.sock").exists()
 
 
