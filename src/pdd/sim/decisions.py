@@ -208,7 +208,7 @@ def _handoff_params(policy: PolicySection) -> HandoffParams:
         one_shot_max_gap_tokens=policy.one_shot_max_gap_tokens,
         catch_up_gap_tokens=policy.catch_up_gap_tokens,
         catch_up_max_rounds=policy.catch_up_max_rounds,
-        block_tokens=1,
+        block_tokens=policy.block_tokens,
         busy_ratio=policy.busy_ratio,
         idle_ratio=policy.idle_ratio,
     )

@@ -136,7 +136,6 @@ class RelaySite:
             stall_s = rtt_s / 2 + load_s + main.extend_time_s(gap, tokens)
             return Handover(gap_tokens=gap, made_tokens=gap, hold_s=stall_s, stall_s=stall_s, catch_up_s=None)
         rounds, left, catch_up_s = 0, gap, 0.0
-        # Blocks are one token here: an accelerator computes what a round left of one in the same step.
         while decision.catch_up.move(made_tokens=int(left), computed_tokens=0, rounds=rounds) == "round":
             round_s = rtt_s + main.extend_time_s(left, tokens) + main.step_s + (load_s if not rounds else 0.0)
             catch_up_s += round_s

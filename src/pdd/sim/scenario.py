@@ -212,8 +212,11 @@ class PolicySection(Section):
     """Doublings of its length that a transfer counts for while a relay decodes for its request."""
     one_shot_max_gap_tokens: Annotated[int, Field(ge=0)] = 8
     catch_up_gap_tokens: Annotated[int, Field(ge=0)] = 4
-    """Tokens MD may lack when RLD stops. Less than the router's, which counts the incomplete block, too."""
+    """Tokens MD may have left to compute when RLD stops. Less than the router's, with blocks of one token."""
     catch_up_max_rounds: Count = 4
+    block_tokens: Count = 1
+    """What MD's prefix cache keeps as one. An accelerator computes what a round leaves of a block in the same
+    step as the rest, so that one token is near enough."""
     busy_ratio: Ratio = 0.75
     idle_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
     relay_stretch_ratio: Annotated[float, Field(ge=0)] = 0.0
