@@ -26,7 +26,14 @@ EVERYWHERE = (ev.ClientGone, ev.DeadlinePassed, ev.StopMatched)
 """They end a request from every state alike; the page says so in words."""
 MAX_ATTEMPTS = 2
 """Of the pipeline; a further one begins in a state that was seen."""
-PLAN = ev.Plan(pipeline="p-rld-md", prefills=("p0",), relays=("rld0",), mains=("md0", "md1"), max_tokens=3)
+PLAN = ev.Plan(
+    pipeline="p-rld-md",
+    prefills=("p0",),
+    relays=("rld0",),
+    mains=("md0", "md1"),
+    max_tokens=3,
+    prompt_tokens=0,
+)
 PLANS = (PLAN, replace(PLAN, pipeline="p-md"))
 CATCH_UPS = tuple(CatchUp(stop_gap_tokens=0, max_rounds=rounds, block_tokens=2) for rounds in (1, 2))
 LOST = ev.Failure(kind="engine_lost", message="")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pdd.core.errors import ConnectError, ConnectionLostError, DeadlineError, TransportError
+from pdd.launch.ports import free_ports
 from pdd.transport.base import Listener, Stream, Transport
 
 JOIN_S = 30.0
@@ -36,7 +37,7 @@ class TransportConformance:
 
     def dead_address(self) -> str:
         """Where nobody listens."""
-        raise NotImplementedError
+        return f"127.0.0.1:{free_ports(1)[0]}"
 
     @pytest.fixture
     def transport(self) -> Transport:

@@ -44,13 +44,15 @@ def run_agent(config: PddConfig, engine_id: str, *, path: Path | None = None) ->
 
 async def _serve(config: PddConfig, engine_id: str, path: Path | None) -> bool:
     """Whether a bug ended it."""
-    stopped, reload, has_bug = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stopped, reload = asyncio.Event(), asyncio.Event()
+    has_bug = False
     loop = asyncio.get_running_loop()
 
     def on_bug(end: threading.ExceptHookArgs) -> None:
+        nonlocal has_bug
+        has_bug = True
         name = end.thread.name if end.thread else "of unknown name"
         _log.critical("thread %s ended by a bug, and so does the agent", name, exc_info=end.exc_value)
-        loop.call_soon_threadsafe(has_bug.set)
         loop.call_soon_threadsafe(stopped.set)
 
     threading.excepthook = on_bug
@@ -86,7 +88,7 @@ async def _serve(config: PddConfig, engine_id: str, path: Path | None) -> bool:
         await asyncio.to_thread(agent.stop)
         await runner.cleanup()
         threading.excepthook = threading.__excepthook__
-    return has_bug.is_set()
+    return has_bug
 
 
 async def _tick_until(agent: Agent, stopped: asyncio.Event) -> None:

@@ -23,8 +23,6 @@ of the transfer with the prefill; at some hundred tokens a second this is one to
 RUNNER_VARIABLE: Final = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's choice of its model runner; on GPUs the second unless it is 0."""
 
-_PARALLEL_FLAGS: Final = ("-tp", "-pp", "-dp", "-pcp", "-dcp")
-
 CARRIERS: Final[Mapping[str, tuple[str, ...]]] = {
     runner: tuple(f"pdd.engine.carried_state:{name}" for name in classes)
     for runner, classes in {"v1": ("V1Penalties", "V1Draws"), "v2": ("V2Penalties",)}.items()
@@ -39,6 +37,9 @@ process costs 15 s of a start (a third of it) and 0.6 GB.
 Source: vllm/platforms/cpu.py@0.32.0 (``check_and_update_config``), vllm/v1/executor/abstract.py@0.32.0
 (``Executor.get_class`` takes the name of a class).
 """
+
+_PARALLEL_FLAGS: Final = ("-tp", "-pp", "-dp", "-pcp", "-dcp")
+"""Short forms of vLLM's ``--...-parallel-...`` flags."""
 
 CPU_KV_CACHE_GIB: Final = 1
 """Device cache of an engine on the CPU backend; 20000 tokens of the demo model."""
@@ -77,8 +78,7 @@ def engine_command(
     kv_engine_id = f"pdd-{engine.id}-{run_id or secrets.token_hex(4)}"
     on_cpu = is_cpu_backend(engine.env) if cpu_backend is None else cpu_backend
     argv = [
-        *_common_argv(config, host=engine.host, port=engine.port, on_cpu=on_cpu),
-        *_executor(engine.vllm_args, on_cpu=on_cpu),
+        *_common_argv(config, engine.vllm_args, host=engine.host, port=engine.port, on_cpu=on_cpu),
         "--enable-scale-out",
         "--enable-request-id-headers",
         # Of a sliding window all chunks are kept, else those at the end of a prompt or reply are missing.
@@ -124,9 +124,9 @@ def plain_engine_command(
         cpu_backend: As for ``engine_command``.
     """
     on_cpu = is_cpu_backend(env or {}) if cpu_backend is None else cpu_backend
-    argv = _common_argv(config, host=host, port=port, on_cpu=on_cpu)
+    argv = _common_argv(config, vllm_args, host=host, port=port, on_cpu=on_cpu)
     return EngineCommand(
-        argv=[*argv, *_executor(vllm_args, on_cpu=on_cpu), "--enable-scale-out", *vllm_args],
+        argv=[*argv, "--enable-scale-out", *vllm_args],
         env={**_common_env(config, on_cpu=on_cpu), **(env or {})},
         shm_files=[],
     )
@@ -143,12 +143,6 @@ def is_cpu_backend(env: Mapping[str, str]) -> bool:
         return False
 
 
-def _executor(vllm_args: Sequence[str], *, on_cpu: bool) -> tuple[str, ...]:
-    """One process less on the CPU backend, unless the operator's flags ask for several workers."""
-    is_parallel = any(arg.startswith(_PARALLEL_FLAGS) or "-parallel-" in arg for arg in vllm_args)
-    return ("--distributed-executor-backend", ONE_PROCESS_EXECUTOR) if on_cpu and not is_parallel else ()
-
-
 def _carried_state(env: Mapping[str, str], *, on_cpu: bool) -> tuple[str, ...]:
     """The logits processors that continue penalties and seeds, for the model runner the engine will use."""
     runner = env.get(RUNNER_VARIABLE) or os.environ.get(RUNNER_VARIABLE)
@@ -161,7 +155,9 @@ def _vllm_program() -> str:
     return str(beside_python) if beside_python.exists() else "vllm"
 
 
-def _common_argv(config: PddConfig, *, host: str, port: int, on_cpu: bool) -> list[str]:
+def _common_argv(
+    config: PddConfig, vllm_args: Sequence[str], *, host: str, port: int, on_cpu: bool
+) -> list[str]:
     model, kv = config.model, config.kv
     argv = [_vllm_program(), "serve", model.path, "--served-model-name", model.name, "--host", host]
     argv += ["--port", str(port), "--dtype", model.dtype, "--block-size", str(kv.block_size_tokens)]
@@ -175,7 +171,13 @@ def _common_argv(config: PddConfig, *, host: str, port: int, on_cpu: bool) -> li
         argv += ["--reasoning-parser", model.reasoning_parser]
     if on_cpu:
         argv += ["--enforce-eager", "--max-num-batched-tokens", str(CPU_STEP_TOKENS)]
+        if not _ask_for_several_workers(vllm_args):
+            argv += ["--distributed-executor-backend", ONE_PROCESS_EXECUTOR]
     return argv
+
+
+def _ask_for_several_workers(vllm_args: Sequence[str]) -> bool:
+    return any(arg.startswith(_PARALLEL_FLAGS) or "-parallel-" in arg for arg in vllm_args)
 
 
 def _kv_transfer_config(

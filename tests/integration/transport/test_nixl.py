@@ -7,7 +7,6 @@ from tests.kit.agent_fleet import RunningAgent, make_config
 from tests.kit.transport_conformance import TransportConformance, in_thread, received
 
 from pdd.core.errors import ConnectionLostError
-from pdd.launch.ports import free_ports
 from pdd.transport.base import Transport
 from pdd.transport.nixl import NixlTransport
 from pdd.transport.nixl_endpoint import BLOCK_BYTES, missing
@@ -29,9 +28,6 @@ class TestNixl(TransportConformance):
 
     def listen_address(self) -> str:
         return "127.0.0.1:0"
-
-    def dead_address(self) -> str:
-        return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_two_endpoints_meet_more_than_once(nixl: NixlTransport) -> None:

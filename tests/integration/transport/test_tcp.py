@@ -4,7 +4,6 @@ import pytest
 from tests.kit.transport_conformance import TransportConformance, in_thread
 
 from pdd.core.errors import ConnectError
-from pdd.launch.ports import free_ports
 from pdd.transport.base import Transport
 from pdd.transport.tcp import TcpTransport, join_address, split_address
 
@@ -24,9 +23,6 @@ class TestTcp(TransportConformance):
 
     def listen_address(self) -> str:
         return "127.0.0.1:0"
-
-    def dead_address(self) -> str:
-        return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")

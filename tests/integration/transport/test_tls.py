@@ -14,7 +14,6 @@ from tests.kit.certificates import Pki
 from tests.kit.transport_conformance import TransportConformance, received
 
 from pdd.core.errors import ConfigurationError, ConnectError, TransportError, UntrustedPeerError
-from pdd.launch.ports import free_ports
 from pdd.transport.base import Listener, Transport
 from pdd.transport.tcp import TcpTransport, split_address
 from pdd.transport.tls import TlsListener, TlsTransport
@@ -35,9 +34,6 @@ class TestTls(TransportConformance):
 
     def listen_address(self) -> str:
         return "127.0.0.1:0"
-
-    def dead_address(self) -> str:
-        return f"127.0.0.1:{free_ports(1)[0]}"
 
     def test_both_ends_use_one_connection_at_once(self, transport: Transport, listener: Listener) -> None:
         """A thread that sends and one that receives at each end: TLS state must not be shared unguarded."""

@@ -1,10 +1,21 @@
 """When a link may try again, without a link."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from pdd.agent.backoff import Backoff, pause_after
+
+
+def turns_that_end_by(backoff: Backoff, act: Callable[[], None]) -> list[bool]:
+    """What a thread that waits for its turn is told because of the act; nothing if it waits on."""
+    turns: list[bool] = []
+    waiting = threading.Thread(target=lambda: turns.append(backoff.wait_for_turn()), daemon=True)
+    waiting.start()
+    act()
+    waiting.join(timeout=60)
+    return turns
 
 
 def test_the_first_attempt_is_made_at_once() -> None:
@@ -21,12 +32,7 @@ def test_who_waits_for_a_turn_is_told_that_there_will_be_none() -> None:
     backoff = Backoff()
     backoff.wait_for_turn()
     backoff.num_failures = 10
-    turns: list[bool] = []
-    waiting = threading.Thread(target=lambda: turns.append(backoff.wait_for_turn()))
-    waiting.start()
-    backoff.close()
-    waiting.join(timeout=10)
-    assert turns == [False]
+    assert turns_that_end_by(backoff, backoff.close) == [False]
 
 
 def test_the_third_failure_in_a_row_opens_the_breaker() -> None:
@@ -54,9 +60,4 @@ def test_who_waits_hears_the_news(monkeypatch: pytest.MonkeyPatch) -> None:
     backoff = Backoff()
     backoff.num_failures = 17
     assert backoff.wait_for_turn()
-    turns: list[bool] = []
-    waiting = threading.Thread(target=lambda: turns.append(backoff.wait_for_turn()))
-    waiting.start()
-    backoff.hurry()
-    waiting.join(timeout=60)
-    assert turns == [True]
+    assert turns_that_end_by(backoff, backoff.hurry) == [True]

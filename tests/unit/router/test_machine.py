@@ -55,6 +55,7 @@ def plan(**changes: object) -> Plan:
         "relays": ("rld0",),
         "mains": ("md0",),
         "max_tokens": 10,
+        "prompt_tokens": 0,
     }
     return Plan(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -58,7 +58,7 @@ class Plan:
     relays: tuple[str, ...]
     mains: tuple[str, ...]
     max_tokens: int
-    prompt_tokens: int = 0
+    prompt_tokens: int
     whole_on_main: bool = False
     relays_allowed: bool = True
     hold_tokens: int = 0

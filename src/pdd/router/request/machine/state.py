@@ -60,7 +60,9 @@ class RequestState:
         self.effects: list[Effect] = []
         self.phase = Phase.RENDERING
         self.outcome: Outcome | None = None
-        self.plan = Plan(pipeline="p-md", prefills=(), relays=(), mains=(), max_tokens=0)  # none yet
+        self.plan = Plan(
+            pipeline="p-md", prefills=(), relays=(), mains=(), max_tokens=0, prompt_tokens=0
+        )  # none yet
         self.tokens = array("i")  # an answer may be long, and a list takes nine times as much
         # The current attempt.
         self.attempt = 0
