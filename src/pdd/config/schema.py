@@ -285,6 +285,8 @@ class RouterConfig(Section):
     """How long an answer that has begun waits for an engine when none is left; vLLM restarts in 30-70 s."""
     drain_timeout_s: Duration = 30.0
     """How long open requests may still run after SIGTERM."""
+    fast_path: bool = True
+    """Whether tokens in the middle of an answer go past Python, by a native thread; false costs CPU only."""
 
 
 class PddConfig(Section):

@@ -12,13 +12,15 @@ from tokenizers import Tokenizer
 
 from pdd.config.load import parse_socket
 from pdd.config.schema import PddConfig
-from pdd.core.errors import PddError
+from pdd.core.errors import ConfigurationError, PddError
 from pdd.router.api.admin import AdminHandler
 from pdd.router.api.errors import MethodError, NotFoundError, UnauthorizedError, error_response
 from pdd.router.api.generate import ARRIVED_S, REQUEST_ID, GenerateHandler
 from pdd.router.decisions import DecisionLog
 from pdd.router.detokenize import load_tokenizer
 from pdd.router.door import Door
+from pdd.router.fastpath.lanes import FastPath
+from pdd.router.fastpath.vocabulary import vocabulary_of
 from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
 from pdd.router.parsing import ParserClient
@@ -48,10 +50,11 @@ class RouterApp:
         self.metrics = RouterMetrics()
         self._background: set[asyncio.Task[None]] = set()
         self.decisions = DecisionLog(path=config.router.decision_log)
+        tokenizer = tokenizer or load_tokenizer(config.model.path)
         self.services = Services(
             config=config,
             fleet=self.fleet,
-            tokenizer=tokenizer or load_tokenizer(config.model.path),
+            tokenizer=tokenizer,
             metrics=self.metrics,
             background=self._run_in_background,
             door=Door(
@@ -62,6 +65,7 @@ class RouterApp:
             ),
             decisions=self.decisions,
             parser=ParserClient(parse_socket(config)),
+            fast_path=_fast_path(tokenizer) if config.router.fast_path else None,
         )
         self.app = self._build()
 
@@ -93,6 +97,8 @@ class RouterApp:
         return app
 
     async def _start(self, _app: web.Application) -> None:
+        if self.services.fast_path is not None:
+            self.services.fast_path.start()
         await self.fleet.start()
 
     async def _stop(self, _app: web.Application) -> None:
@@ -100,6 +106,8 @@ class RouterApp:
             await asyncio.wait(self._background, timeout=2.0)
         self.services.parser.close()
         await self.fleet.close()
+        if self.services.fast_path is not None:
+            self.services.fast_path.close()
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run to the end whatever becomes of the request that wanted it."""
@@ -140,6 +148,18 @@ class RouterApp:
             if scheme.lower() != "bearer" or not any(matches):
                 raise UnauthorizedError("a valid API key is needed: Authorization: Bearer <key>")
         return await handler(request)
+
+
+def _fast_path(tokenizer: Tokenizer) -> FastPath | None:
+    """None if tokens have to go through Python, which costs CPU and nothing else."""
+    if (vocabulary := vocabulary_of(tokenizer)) is None:
+        log.warning("no fast path: the texts of this tokenizer's tokens depend on their neighbours")
+        return None
+    try:
+        return FastPath(vocabulary)
+    except ConfigurationError as error:
+        log.warning("no fast path: %s", error)
+        return None
 
 
 def _request_id(request: web.Request) -> str:

@@ -9,6 +9,7 @@ Source:
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -99,11 +100,20 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Any] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnd:
+    """A stream whose events differ in nothing but token IDs, and what is around those."""
+
+    connection: Connection
+    around: tuple[bytes, bytes]
+
+
 _decode = msgspec.json.Decoder(WireChunk).decode
 _encode = msgspec.json.encode
-_EVENT_FRAME_BYTES = len("data: \n\n")
 _KNOWN_STATUS = frozenset(HTTPStatus)
 GENERATE = "/inference/v1/generate"
+STEADY_EVENTS = 4
+"""So many events alike in a row let more be expected; to lend a stream costs as much as some of them."""
 
 
 class EngineClient:
@@ -184,6 +194,7 @@ class EngineClient:
         on_chunk: Callable[[GenerateChunk], None],
         *,
         on_ids: Callable[[list[int]], bool],
+        on_steady: Callable[[EngineEnd], None],
         gate: Gate,
     ) -> None:
         """Every event of a streaming generate request was given to ``on_chunk`` as it came, up to ``[DONE]``.
@@ -196,6 +207,7 @@ class EngineClient:
             on_chunk: Called straight from the event loop, once per event; what it raises ends the stream.
             on_ids: Offered the IDs of an event that holds nothing else, which is nearly every one; if it says
                 false, the event goes to ``on_chunk``.
+            on_steady: Told after so many events in a row that differed in nothing but IDs, again and again.
             gate: Holds the engine's answer back while it is closed.
 
         Raises:
@@ -204,21 +216,30 @@ class EngineClient:
             DeadlineError: If nothing arrives for too long.
         """
         parser, tokens = EventParser(), TokenEvents()
+        connection: Connection | None = None
+        steady_events = 0
 
         def on_bytes(data: bytes) -> bool:
-            if (token := tokens.read(data)) >= 0 and parser.between_events and on_ids([token]):
-                return False
-            for payload in parser.feed(data):
-                if payload == b"[DONE]":
+            nonlocal steady_events
+            if parser.between_events and (ids := tokens.read(data)) and on_ids(ids):
+                steady_events += 1
+            else:
+                for payload in parser.feed(data):
+                    if payload == b"[DONE]":
+                        return True
+                    steady_events = steady_events + 1 if take(payload) else 0
+            if steady_events >= STEADY_EVENTS and connection is not None:
+                steady_events = 0
+                on_steady(EngineEnd(connection=connection, around=tokens.around))
+            return False
+
+        def take(payload: bytes) -> bool:
+            chunk = self._decoded(payload)
+            if (only := _only_ids(chunk)) is not None:
+                tokens.learn(payload)
+                if on_ids(only):
                     return True
-                chunk = self._decoded(payload)
-                if (ids := _only_ids(chunk)) is None:
-                    on_chunk(_said(chunk))
-                    continue
-                if len(ids) == 1 and len(payload) + _EVENT_FRAME_BYTES == len(data):
-                    tokens.learn(data)
-                if not on_ids(ids):
-                    on_chunk(_said(chunk))
+            on_chunk(_said(chunk))
             return False
 
         with self._named():
@@ -228,11 +249,13 @@ class EngineClient:
                 if answer.status != 200:
                     await answer.end(idle_timeout_s=self._idle_timeout_s)
                     raise self._refusal(answer)
+                connection = answer
                 gate.add(answer)
                 try:
                     await answer.end(idle_timeout_s=self._idle_timeout_s)
                 finally:
                     gate.discard(answer)
+                    connection = None  # it knows ``on_bytes``: a cycle
                 if not answer.satisfied:
                     raise ConnectionLostError("the stream ended without [DONE]")
 

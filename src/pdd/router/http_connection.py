@@ -10,6 +10,7 @@ from typing import cast
 import httptools
 
 from pdd.core.errors import ConnectionLostError, DeadlineError, PddError, RemoteProtocolError
+from pdd.router.fastpath.lanes import Borrower, lendable_fd
 
 TRAILER_TIMEOUT_S = 1.0
 """How long a stream whose last event has come may take for its final HTTP chunk before it is closed."""
@@ -87,6 +88,10 @@ class Connection(asyncio.Protocol):
         self._idle_timeout_s = 0.0
         self._heard_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._borrower: Borrower | None = None
+        self._chunk_end = b""
+        self._at_chunk: Callable[[], None] | None = None
+        self._held = b""
 
     # ---- for the pool
 
@@ -163,6 +168,56 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
+    # ---- for the fast path
+
+    def before_chunk(self, chunk_end: bytes, then: Callable[[], None]) -> None:
+        """Call ``then`` in another turn of the event loop, with the stream before a chunk of the body.
+
+        If chunks that end so follow each other without a pause, what comes after the first of them is held
+        back until ``lend`` or ``take_back``; one of the two has to be called.
+        """
+        if self._between_chunks:
+            self._loop.call_soon(then)
+        else:
+            self._chunk_end, self._at_chunk = chunk_end, then
+
+    def lend(self, borrower: Borrower) -> tuple[int, bytes] | None:
+        """The socket, which is the borrower's to read until ``take_back``, and what was read from it already.
+
+        None if that cannot be now. Errors and the end of the stream are not noticed meanwhile.
+        """
+        in_order = self._between_chunks and not (self._parts or self._paused or self._error or self._satisfied)
+        fd = lendable_fd(self._transport) if in_order else None
+        if fd is None:
+            return None
+        self._borrower = borrower
+        self._transport.pause_reading()
+        held, self._held = self._held, b""
+        return fd, held
+
+    def take_back(self, unread: bytes = b"") -> None:
+        """The socket is read here again, beginning with what was read from it and not used."""
+        self._borrower = None
+        unread, self._held = self._held + unread, b""
+        if self._lost or self._transport.is_closing():
+            return
+        if not self._paused:
+            self._transport.resume_reading()
+        if unread:
+            self.data_received(unread)
+
+    def _hold(self, data: bytes) -> bytes:
+        """What is to be parsed now, if somebody waits for the stream to stand before a chunk."""
+        end = 0 if self._between_chunks else data.find(self._chunk_end) + len(self._chunk_end)
+        if end < len(self._chunk_end) and not self._between_chunks:
+            return data  # its end is not seen yet
+        assert self._at_chunk is not None
+        self._loop.call_soon(self._at_chunk)
+        self._at_chunk = None
+        self._held = data[end:]
+        self._transport.pause_reading()
+        return data[:end]
+
     def _free(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -201,6 +256,8 @@ class Connection(asyncio.Protocol):
         now_s = self._loop.time()
         if self._paused:
             self._heard_s = now_s
+        elif self._borrower is not None:
+            self._heard_s = max(self._heard_s, self._borrower.heard_s())
         left_s = self._heard_s + self._idle_timeout_s - now_s
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._check_idle)
@@ -216,6 +273,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came: parse them, and give the body to the reader at once."""
         self._heard_s = self._loop.time()
+        if self._at_chunk is not None:
+            data = self._hold(data)
         try:
             if self._between_chunks and self._on_bytes is not None and (body := whole_chunk(data)):
                 # Nearly always: the parser stands before a chunk, and would stand there again.

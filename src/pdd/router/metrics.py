@@ -45,6 +45,12 @@ class RouterMetrics:
             ["role"],
             registry=r,
         )
+        self.fast_path_tokens = Counter(
+            "pdd_fast_path_tokens_total", "Tokens that the native fast path gave to clients", registry=r
+        )
+        self.fast_path_lanes = Counter(
+            "pdd_fast_path_lanes_total", "Lanes of the fast path by why they ended", ["reason"], registry=r
+        )
         self.outliers = Counter(
             "pdd_outliers_total",
             "Answers whose WAN transfer was held, by how they went on",

@@ -62,32 +62,40 @@ class EventParser:
 
 
 class TokenEvents:
-    """Reads the one token of an event that is like the one before it, without parsing JSON.
+    """Reads the tokens of an event that is like the one before it, without parsing JSON.
 
-    An engine's events in the middle of an answer differ in nothing but the token's ID.
+    An engine's events in the middle of an answer differ in nothing but the tokens' IDs.
     """
 
     _MARK = b'"token_ids":['
 
     def __init__(self) -> None:
-        self._before = self._after = b"\0"
+        self.around = (b"\0", b"\0")
         self._start = self._end = 0
 
-    def learn(self, data: bytes) -> None:
-        """The bytes of a whole event that held one token and nothing else are the pattern from now on."""
+    def learn(self, payload: bytes) -> None:
+        """An event that held tokens and nothing else is the pattern from now on."""
+        data = b"data: " + payload + b"\n\n"
         start = data.find(self._MARK) + len(self._MARK)
         end = data.find(b"]", start)
-        if start >= len(self._MARK) and data[start:end].isdigit():
-            self._before, self._after = data[:start], data[end:]
-            self._start, self._end = start, -len(self._after)
+        if start >= len(self._MARK) and _ids(data[start:end]):
+            self.around = data[:start], data[end:]
+            self._start, self._end = start, end - len(data)
 
-    def read(self, data: bytes) -> int:
-        """The token's ID; -1 if the event is not of the pattern."""
-        if data.startswith(self._before) and data.endswith(self._after):
-            digits = data[self._start : self._end]
-            if digits.isdigit() and len(digits) <= _ID_DIGITS:
-                return int(digits)
-        return -1
+    def read(self, data: bytes) -> list[int]:
+        """The tokens' IDs; none if the event is not of the pattern."""
+        before, after = self.around
+        if data.startswith(before) and data.endswith(after):
+            return _ids(data[self._start : self._end])
+        return []
+
+
+def _ids(digits: bytes) -> list[int]:
+    """The numbers of ``12,7,1999``; none if it is anything else."""
+    if digits.isdigit() and len(digits) <= _ID_DIGITS:
+        return [int(digits)]  # nearly always
+    parts = digits.split(b",")
+    return [int(part) for part in parts] if all(p.isdigit() and len(p) <= _ID_DIGITS for p in parts) else []
 
 
 def frame(payload: dict[str, Any]) -> bytes:

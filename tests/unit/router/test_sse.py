@@ -34,36 +34,46 @@ def test_a_frame_is_one_line() -> None:
     assert data == 'data: {"text":"a\\nb 😀"}\n\n'.encode()
 
 
-def event_of(token: str, rest: str = "null") -> bytes:
-    return (
-        f'data: {{"choices":[{{"token_ids":[{token}],"logprobs":null,"finish_reason":{rest}}}]}}\n\n'.encode()
-    )
+def payload_of(ids: str, rest: str = "null") -> bytes:
+    return f'{{"choices":[{{"token_ids":[{ids}],"logprobs":null,"finish_reason":{rest}}}]}}'.encode()
+
+
+def event_of(ids: str, rest: str = "null") -> bytes:
+    return b"data: " + payload_of(ids, rest) + b"\n\n"
 
 
 @pytest.mark.parametrize(
-    ("data", "token"),
+    ("data", "ids"),
     [
-        (event_of("7"), 7),
-        (event_of("123456"), 123456),
-        (event_of("7,8"), -1),
-        (event_of(""), -1),
-        (event_of("-7"), -1),
-        (event_of("1" * 30), -1),
-        (event_of("7", '"stop"'), -1),
-        (event_of("7") + event_of("8"), -1),
-        (event_of("7")[:-1], -1),
-        (b"", -1),
+        (event_of("7"), [7]),
+        (event_of("123456"), [123456]),
+        (event_of("7,8"), [7, 8]),
+        (event_of(""), []),
+        (event_of("7,"), []),
+        (event_of("7, 8"), []),
+        (event_of("-7"), []),
+        (event_of("1" * 30), []),
+        (event_of("7", '"stop"'), []),
+        (event_of("7") + event_of("8"), []),
+        (event_of("7")[:-1], []),
+        (b"", []),
     ],
 )
-def test_an_event_like_the_last_one_is_read_without_parsing_it(data: bytes, token: int) -> None:
+def test_an_event_like_the_last_one_is_read_without_parsing_it(data: bytes, ids: list[int]) -> None:
     events = TokenEvents()
-    assert events.read(data) == -1
-    events.learn(event_of("42"))
-    assert events.read(data) == token
+    assert events.read(data) == []
+    events.learn(payload_of("42"))
+    assert events.read(data) == ids
 
 
-def test_what_holds_no_single_token_is_no_pattern() -> None:
+def test_what_holds_no_tokens_is_no_pattern() -> None:
     events = TokenEvents()
-    for data in (b"data: {}\n\n", event_of(""), event_of("1,2")):
-        events.learn(data)
-        assert events.read(data) == -1
+    for payload in (b"{}", payload_of(""), payload_of("a")):
+        events.learn(payload)
+        assert events.read(b"data: " + payload + b"\n\n") == []
+
+
+def test_an_event_of_several_tokens_is_a_pattern_too() -> None:
+    events = TokenEvents()
+    events.learn(payload_of("1,2"))
+    assert events.read(event_of("3")) == [3]

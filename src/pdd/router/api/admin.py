@@ -73,6 +73,7 @@ class AdminHandler:
     async def metrics(self, _request: web.Request) -> web.Response:
         """``GET /metrics``."""
         metrics = self._services.metrics
+        self._refresh()
         for engine, state in self._services.fleet.engines.items():
             view = state.view
             metrics.engine_up.labels(engine=engine).set(view.healthy)
@@ -92,8 +93,14 @@ class AdminHandler:
             body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
+    def _refresh(self) -> None:
+        """Tokens that went by the fast path are counted."""
+        if self._services.fast_path is not None:
+            self._services.fast_path.refresh()
+
     async def record(self, request: web.Request) -> web.Response:
         """``GET /pdd/requests/{id}``."""
+        self._refresh()
         record = self._records.get(request.match_info["id"])
         if record is None:
             raise NotFoundError(f"no request {request.match_info['id']!r} is remembered")
@@ -101,6 +108,7 @@ class AdminHandler:
 
     async def records(self, _request: web.Request) -> web.Response:
         """``GET /pdd/requests``: the latest, oldest first."""
+        self._refresh()
         return web.json_response({"requests": [record.as_json() for record in self._records.all()]})
 
     async def decisions(self, request: web.Request) -> web.Response:

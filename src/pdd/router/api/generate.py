@@ -214,6 +214,8 @@ class GenerateHandler:
         include_usage = bool(options and options.include_usage)
         continuous = include_usage and bool(options and options.continuous_usage_stats)
         sinks = [Streamed(run, stream, reply.shape, continuous=continuous) for run in reply.runs]
+        if len(sinks) == 1:
+            sinks[0].have_alone()
         try:
             async with stream.kept_alive():
                 if reply.parsed:

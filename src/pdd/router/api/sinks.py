@@ -11,7 +11,7 @@ from pdd.core.errors import PddError
 from pdd.router.api.shapes import Choice, Shape
 from pdd.router.api.stream import ClientStream
 from pdd.router.parsing import ParsedStream
-from pdd.router.request.answer import Piece, Sink
+from pdd.router.request.answer import ClientEnd, Piece, Sink
 from pdd.router.request.driver import RequestDriver
 from pdd.router.sse import frame
 from pdd.wire.parsing import Parsed
@@ -40,6 +40,7 @@ class Collected:
     def __init__(self, run: Run, *, text_only: bool) -> None:
         self._run = run
         self.text_only = text_only
+        self.client = None
 
     def put(self, piece: Piece) -> bool:
         """Keep the piece."""
@@ -70,6 +71,7 @@ class Streamed:
         around = None if continuous else shape.around_text(run.choice)
         self.text_only = around is not None
         self._before, self._after = around or (b"", b"")
+        self.client: ClientEnd | None = None
         self.tells_tokens = shape.token_ids or shape.logprobs is not None
         self.ready = stream.ready
 
@@ -83,6 +85,11 @@ class Streamed:
         """Write the event of a piece of text; something was put before it."""
         self._choice.num_tokens = num_tokens
         return self._stream.write_event(self._before, _encode(text), self._after)
+
+    def have_alone(self) -> None:
+        """No other choice goes to the stream, which can be lent therefore."""
+        if self.text_only:
+            self.client = ClientEnd(socket=self._stream, around=(self._before + b'"', b'"' + self._after))
 
     def begin(self) -> None:
         """What comes before the first token is written."""
@@ -118,6 +125,7 @@ class ParsedSink:
     """
 
     text_only = False
+    client = None
 
     def __init__(
         self, run: Run, inner: Streamed, parsed: ParsedStream, *, named_tool: bool, bare: bool

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from pdd.core.errors import PddError
 from pdd.router.api.errors import status_and_body
+from pdd.router.fastpath.lanes import Borrower, lendable_fd
 from pdd.router.sse import DONE, KEEP_ALIVE, frame
 
 MAX_UNSENT_BYTES = 256 * 2**10
@@ -40,11 +41,13 @@ class ClientStream:
                 **headers,
             }
         )
+        self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._pending: list[bytes] = []
         self._transport: asyncio.WriteTransport | None = None
         self._chunked = False
         self._wrote = False
+        self._borrower: Borrower | None = None
 
     @property
     def begun(self) -> bool:
@@ -101,6 +104,26 @@ class ClientStream:
                 if transport.is_closing():
                     raise ConnectionResetError("the client closed the connection")
 
+    # ---- for the fast path
+
+    def lend(self, borrower: Borrower) -> int | None:
+        """The socket, which is the borrower's to write until ``take_back``; None if that cannot be now."""
+        if self._transport is None or self._pending or not self._chunked:
+            return None
+        fd = lendable_fd(self._transport)
+        self._borrower = None if fd is None else borrower
+        return fd
+
+    def take_back(self, unsent: bytes) -> bool:
+        """The socket is written here again, beginning with bytes that are framed already."""
+        self._borrower = None
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if unsent:
+            transport.write(unsent)
+        return transport.get_write_buffer_size() <= MAX_UNSENT_BYTES
+
     async def finish(self) -> web.StreamResponse:
         """End a good stream."""
         await self.ready()
@@ -135,6 +158,10 @@ class ClientStream:
         while True:
             self._wrote = False
             await asyncio.sleep(self._interval_s)
+            if (borrower := self._borrower) is not None:
+                if borrower.heard_s() > self._loop.time() - self._interval_s:
+                    continue
+                borrower.take_back()
             if not self._wrote:
                 self.write(KEEP_ALIVE)
                 try:

@@ -17,10 +17,17 @@ LOT_TOKENS = 32
 
 
 class Accounting:
-    """Writes what the client experienced into the record, and counts it."""
+    """Writes what the client experienced into the record, and counts it.
 
-    def __init__(self, *, record: Record, metrics: RouterMetrics) -> None:
+    Args:
+        record: Written to.
+        metrics: Counted in.
+        arrived_s: When the request came, on the loop's clock; other times are since then.
+    """
+
+    def __init__(self, *, record: Record, metrics: RouterMetrics, arrived_s: float) -> None:
         self._record = record
+        self._arrived_s = arrived_s
         self._metrics = metrics
         self._last_token_s: float | None = None
         self._joined_s: float | None = None
@@ -56,6 +63,26 @@ class Accounting:
             record.max_itl_s = now_s - last_s
         self._last_token_s = now_s
         return True
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether MD speaks, and its next token changes nothing but numbers."""
+        settled = self._joined_s is None and self._record.max_itl_s is not None
+        return settled and self._role == self._last_role == "main"
+
+    @property
+    def last_token_s(self) -> float:
+        """When the last token was given, on the loop's clock."""
+        return self._arrived_s + (self._last_token_s or 0.0)
+
+    def on_given(self, count: int, *, last_s: float, max_gap_s: float) -> None:
+        """MD's tokens were given to the client elsewhere, in steady state; the last one then, on the loop's clock."""
+        record = self._record
+        self._uncounted += count
+        record.output_tokens += count
+        record.max_itl_s = max(record.max_itl_s or 0.0, max_gap_s)
+        self._last_token_s = last_s - self._arrived_s
+        self._count_lot()
 
     def on_tokens(self, now_s: float, count: int, role: str) -> None:
         """Tokens are given to the client."""

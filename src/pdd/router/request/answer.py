@@ -3,11 +3,13 @@
 It knows no client protocol: whoever the answer is for gets pieces of it.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from pdd.router.detokenize import Detokenizer
+from pdd.router.fastpath.lanes import Borrower
 from pdd.router.request.accounting import Accounting
 from pdd.router.request.events import Token
 
@@ -30,13 +32,33 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None
 
 
+class ClientSocket(Protocol):
+    """A client's stream that can be lent."""
+
+    def lend(self, borrower: Borrower) -> int | None:
+        """The socket, which is the borrower's to write until ``take_back``; None if that cannot be now."""
+
+    def take_back(self, unsent: bytes) -> bool:
+        """Bytes are written here again, beginning with these; false asks for ``ready`` to be awaited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientEnd:
+    """A client's stream whose events differ in nothing but text, and what is around that."""
+
+    socket: ClientSocket
+    around: tuple[bytes, bytes]
+
+
 class Sink(Protocol):
     """Where an answer goes; a slow one holds the engines back.
 
-    ``text_only`` says that pieces without finish need no more than their text.
+    ``text_only`` says that pieces without finish need no more than their text. ``client`` is the stream they
+    go to, if it can be lent.
     """
 
     text_only: bool
+    client: ClientEnd | None
 
     def put_text(self, text: str, num_tokens: int) -> bool:
         """Take the text of a piece in the middle of the answer, as ``put`` would."""
@@ -61,6 +83,7 @@ class Answer:
     def __init__(self, *, text: Detokenizer, accounting: Accounting, sink: Sink, has_stops: bool) -> None:
         self.num_tokens = 0
         self.text_only = sink.text_only and not has_stops
+        self.client = sink.client if self.text_only else None
         self._text = text
         self._accounting = accounting
         self._sink = sink
@@ -101,6 +124,27 @@ class Answer:
         if not self._accounting.on_more(now_s, len(ids)):
             self._accounting.on_tokens(now_s, len(ids), "main")
         return self._sink.put_text(text, self.num_tokens)
+
+    # ---- while somebody else gives tokens to the client
+
+    @property
+    def can_be_lent(self) -> bool:
+        """Whether the next token is nothing but more text of MD's, and no character is half written."""
+        return not self._pieces and self._text.is_at_boundary and self._accounting.is_steady
+
+    @property
+    def last_token_s(self) -> float:
+        """When the last token was given, on the loop's clock."""
+        return self._accounting.last_token_s
+
+    def note_given(self, count: int, *, last_s: float, max_gap_s: float) -> None:
+        """Tokens of MD were given to the client, the last one then."""
+        self.num_tokens += count
+        self._accounting.on_given(count, last_s=last_s, max_gap_s=max_gap_s)
+
+    def go_on(self, tail: list[int], *, held: int, new_tokens: int) -> None:
+        """The text goes on here after ``tail``, of whose last ``new_tokens`` the last ``held`` gave none yet."""
+        self._text.resume(tail, held=held, new_tokens=new_tokens)
 
     def hand_out(self) -> bool:
         """Give the client all there is; false asks for ``ready`` to be awaited."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pdd.router.detokenize import Detokenizer
-from pdd.router.engines import GenerateChunk, WireUsage
+from pdd.router.engines import EngineEnd, GenerateChunk, WireUsage
 from pdd.router.http_connection import Gate
 from pdd.router.records import Record
 from pdd.router.request.accounting import Accounting
@@ -45,6 +45,7 @@ from pdd.router.request.events import (
 )
 from pdd.router.request.failures import error_of
 from pdd.router.request.job import Job
+from pdd.router.request.lane import AnswerLane
 from pdd.router.request.legs import Legs
 from pdd.router.request.machine.table import RequestMachine
 from pdd.router.request.orders import Orders
@@ -97,8 +98,9 @@ class RequestDriver:
         self._paused_s: float | None = None
         self._deadline_s = 0.0
         self._answer: Answer
+        self._lane: AnswerLane
         self._timers: list[asyncio.TimerHandle] = []
-        self._accounting = Accounting(record=record, metrics=services.metrics)
+        self._accounting = Accounting(record=record, metrics=services.metrics, arrived_s=arrived_s)
         self._orders = Orders(
             fleet=services.fleet, background=services.background, transfer_prefix=job.transfer_prefix
         )
@@ -117,6 +119,7 @@ class RequestDriver:
             post=self._post,
             sent=self._sent,
             pass_on=self._pass_on,
+            on_steady=self._on_steady,
             gate=self._gate,
             note_usage=self._note_usage,
             note_prefill=self._note_prefill,
@@ -136,6 +139,15 @@ class RequestDriver:
             sink=sink,
             has_stops=bool(text.stop),
         )
+        self._lane = AnswerLane(
+            fast_path=self._services.fast_path,
+            machine=self.machine,
+            answer=self._answer,
+            prompt_ids=self._job.rendered.token_ids,
+            metrics=self._services.metrics,
+            is_idle=self._is_idle,
+            wake=partial(self._inbox.put_nowait, None),
+        )
         timeout_s = self._job.timeout_s - self._now_s()
         self._deadline_s = self._loop.time() + timeout_s
         self._timers.append(self._loop.call_later(timeout_s, self._inbox.put_nowait, DeadlinePassed()))
@@ -150,6 +162,7 @@ class RequestDriver:
                 await self._turn(event)
         finally:
             self._idle = False
+            self._lane.take_back()
             # Reached with no outcome when the client leaves or cannot be written to.
             self._perform(self.machine.step(ClientGone()))
             while not self._inbox.empty():  # a landing that was not yet heard holds a lease
@@ -157,27 +170,29 @@ class RequestDriver:
                     self._perform(self.machine.step(late))
             self._finish()
             self._services.background(self._legs.close())
-            del self._legs, self._answer  # they know the driver: a cycle, and those are looked for seldom
+            del self._legs, self._answer, self._lane  # they know the driver: a cycle, and those are looked for seldom
         if self._failure is not None:
             raise error_of(self._failure)
 
     def _post(self, event: Event) -> None:
         """Take news from a leg; tokens with nothing before them go to the client without a task switch."""
-        if type(event) is Tokens and self._idle and self._inbox.empty():
+        if type(event) is Tokens and self._is_idle():
             self._perform(self.machine.step(event))
             if not self._answer.hand_out() or self.machine.outcome is not None:
                 self._inbox.put_nowait(None)  # ``run`` has to wait for the client, or to end
         else:
             self._inbox.put_nowait(event)
 
+    def _is_idle(self) -> bool:
+        return self._idle and self._inbox.empty()
+
+    def _on_steady(self, leg: int, engine: EngineEnd) -> None:
+        self._lane.offer(leg, engine)
+
     def _pass_on(self, leg: int, ids: list[int]) -> bool:
         """Give tokens that are nothing but more text straight to the client; false if they must be posted."""
         if not (
-            ids
-            and self._idle
-            and self._answer.text_only
-            and self._inbox.empty()
-            and self.machine.pass_on(leg, ids)
+            ids and self._is_idle() and self._answer.text_only and self.machine.pass_on(leg, ids)
         ):
             return False
         if not self._answer.pass_on(ids, now_s=self._now_s()):
@@ -185,6 +200,7 @@ class RequestDriver:
         return True
 
     async def _turn(self, event: Event | None) -> None:
+        self._lane.take_back()
         if isinstance(event, LegFailed) and (engine := self.machine.legs.get(event.leg)) is not None:
             self._services.metrics.leg_failures.labels(engine=engine, kind=event.failure.kind).inc()
         if isinstance(event, LegFailed | TransferFailed | TransferStalled):

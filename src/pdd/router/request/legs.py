@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from pdd.core.errors import ConnectError, EngineError, PddError
-from pdd.router.engines import GenerateChunk, WireUsage
+from pdd.router.engines import EngineEnd, GenerateChunk, WireUsage
 from pdd.router.fleet import EngineState, Fleet
 from pdd.router.http_connection import Gate
 from pdd.router.request.events import (
@@ -45,6 +46,7 @@ class Legs:
         note_prefill: Told P's whole answer.
         sent: The first so many tokens of the answer.
         pass_on: Offered the IDs of tokens that come with nothing else, before they are posted as events.
+        on_steady: Told when a leg's events differ in nothing but token IDs.
         gate: Closed while the client takes nothing.
         held_tokens: Tokens of the prompt that each P is believed to hold.
     """
@@ -59,6 +61,7 @@ class Legs:
         note_prefill: Callable[[GenerateChunk], None],
         sent: Callable[[int], list[int]],
         pass_on: Callable[[int, list[int]], bool],
+        on_steady: Callable[[int, EngineEnd], None],
         gate: Gate,
         held_tokens: Mapping[str, int],
     ) -> None:
@@ -70,6 +73,7 @@ class Legs:
         self._note_prefill = note_prefill
         self._sent = sent
         self._pass_on = pass_on
+        self._on_steady = on_steady
         self._gate = gate
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -201,7 +205,10 @@ class Legs:
         headers = self._job.engine_headers(effect.leg)
         try:
             async with (patience := asyncio.timeout(None)):
-                await state.client.stream(body, headers, on_chunk, on_ids=on_ids, gate=self._gate)
+                on_steady = partial(self._on_steady, effect.leg)
+                await state.client.stream(
+                    body, headers, on_chunk, on_ids=on_ids, on_steady=on_steady, gate=self._gate
+                )
         except (TimeoutError, PddError):
             if last is None:
                 raise

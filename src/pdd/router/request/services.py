@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from pdd.config.schema import PddConfig
 from pdd.router.decisions import DecisionLog
 from pdd.router.door import Door
+from pdd.router.fastpath.lanes import FastPath
 from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
 from pdd.router.parsing import ParserClient
@@ -26,3 +27,4 @@ class Services:
     door: Door
     decisions: DecisionLog
     parser: ParserClient
+    fast_path: FastPath | None

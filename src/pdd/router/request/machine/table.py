@@ -89,13 +89,17 @@ class RequestMachine(RequestState):
         handler(self, event)
         return self.effects
 
-    def pass_on(self, leg: int, ids: list[int]) -> bool:
-        """Take tokens that change nothing but the length of the answer; false if ``step`` has to judge them.
+    def room_for_more(self, leg: int) -> int:
+        """How many tokens of the leg would change nothing but the length of the answer.
 
         Nearly every token of every answer is such a one. For it, ``step`` would return nothing but an
         ``Emit`` of all tokens by the main engine.
         """
-        if self.phase is not Phase.DECODING or leg != self.speaker or len(ids) >= self.room:
+        return self.room - 1 if self.phase is Phase.DECODING and leg == self.speaker else 0
+
+    def pass_on(self, leg: int, ids: list[int]) -> bool:
+        """Take tokens that change nothing but the length of the answer; false if ``step`` has to judge them."""
+        if len(ids) > self.room_for_more(leg):
             return False
         self.tokens.extend(ids)
         return True
