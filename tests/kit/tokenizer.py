@@ -37,7 +37,7 @@ def pieces_tokenizer() -> Tokenizer:
         "".join(shown[byte] for byte in piece)
         for piece in [*WORD_PIECES, *SPLIT_PIECES, *BAD_PIECES, *REPLACEMENT_PIECES]
     ]
-    tokens += ["日本"]  # no writing of bytes
+    tokens += ["日本", "a b", "é\xad"]  # no writing of bytes
     vocab = {token: i for i, token in enumerate(tokens)} | {"last": len(tokens) + 3}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()

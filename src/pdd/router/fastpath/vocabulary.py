@@ -40,6 +40,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 """What Rust's ``u8::from_str_radix`` takes, a plus sign too."""
 
 _REPLACEMENT = "\ufffd".encode()
+_LEAD = _REPLACEMENT[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,10 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary | None:
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     data, offsets = bytearray(), array("I", [0])
     for token in _tokens(tokenizer):
-        if token is not None and token not in added and not _may_be_held(text := escaped(token)):
-            data += text
+        if token is not None and token not in added:
+            text = escaped(token)
+            if _LEAD not in text or not _may_be_held(text):
+                data += text
         offsets.append(len(data))
     return Vocabulary(offsets=offsets, data=bytes(data))
 
@@ -111,13 +114,15 @@ def _byte_level() -> Callable[[str], bytes]:
     """Each character stands for a byte: printable Latin-1 for itself, the next ones for the others."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(0x100) if byte not in printable)
-    shown = {chr(byte): byte for byte in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-    escape_of = {char: _escape_byte(byte) for char, byte in shown.items()}.__getitem__
+    shown = {byte: byte for byte in printable} | {0x100 + i: byte for i, byte in enumerate(others)}
+    # Bytes as Latin-1, which has no character for what is not shown.
+    table = dict.fromkeys(range(0x100), "\ufffd")
+    table |= {char: _escape_byte(byte).decode("latin-1") for char, byte in shown.items()}
 
     def escaped(token: str) -> bytes:
         try:
-            return b"".join(map(escape_of, token))
-        except KeyError:  # a token that is no such writing of bytes is taken as it is
+            return token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:  # a token that is no such writing of bytes is taken as it is
             return _escape(token)
 
     return escaped
