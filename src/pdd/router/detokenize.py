@@ -72,6 +72,15 @@ class Detokenizer:
         self._num_tokens = 0
         self._text = ""
         self._given = 0
+        self._ends_in_text = False
+
+    @property
+    def is_at_boundary(self) -> bool:
+        """All text so far was given, and the next token's does not depend on those before.
+
+        Said only after a token that gave text, since one that gave none may have been part of a character.
+        """
+        return self._ends_in_text and self._given == len(self._text) and not self._options.stop
 
     def feed(self, token_id: int, *, ends_as_stop_token: bool = False) -> StopMatch | None:
         """Append one token's text.
@@ -99,6 +108,25 @@ class Detokenizer:
         self._text += "".join([self._decode(token_id) for token_id in token_ids])
         return self.take(finished=False)
 
+    def resume(self, token_ids: Sequence[int], *, held: int, new_tokens: int) -> None:
+        """Stand where it would had it seen the tokens that others made text of since ``is_at_boundary``.
+
+        Args:
+            token_ids: The last tokens of the answer: the held ones and those that gave the last text, which
+                are no more than a character has bytes. Still earlier ones do not matter.
+            held: How many of them, at the end, have given no text yet, since they end inside a character.
+            new_tokens: How many tokens it has not seen, the held ones included.
+        """
+        num_given = len(token_ids) - held
+        if new_tokens > held:
+            self._stream = DecodeStream(
+                ids=self._last_text(token_ids[:num_given]),
+                skip_special_tokens=self._options.skip_special_tokens,
+            )
+            self._num_tokens += new_tokens - held
+        for token_id in token_ids[num_given:]:
+            self.feed(token_id)
+
     def take(self, *, finished: bool) -> str:
         """The text not yet given out, less what may still turn out to be the start of a stop string."""
         end = len(self._text) if finished else len(self._text) - self._held_back
@@ -110,17 +138,30 @@ class Detokenizer:
         self._text, self._given = self._text[kept:], end - kept
         return delta
 
+    def _last_text(self, token_ids: Sequence[int]) -> list[int]:
+        """The fewest tokens at the end that do not begin inside a character, which is what a stream keeps.
+
+        More would not do: where tokens are single bytes, one that cannot follow spoils all of their run that
+        the stream knows, and a run that begins inside a character is spoilt from the start.
+        """
+        num = 1
+        while num < len(token_ids) and self._tokenizer.decode(token_ids[-num:]).endswith("\ufffd"):
+            num += 1
+        return list(token_ids[-num:])
+
     def _decode(self, token_id: int) -> str:
         try:
-            return self._stream.step(self._tokenizer, token_id) or ""
+            text = self._stream.step(self._tokenizer, token_id) or ""
         except (OverflowError, TypeError):
-            return ""
+            text = ""
         except Exception as error:
             if not str(error).startswith(_INVALID_PREFIX):
                 raise
             # Some tokenizers produce non-monotonic text at invalid UTF-8; start anew from this token.
             self._stream = DecodeStream(skip_special_tokens=self._options.skip_special_tokens)
-            return self._stream.step(self._tokenizer, token_id) or ""
+            text = self._stream.step(self._tokenizer, token_id) or ""
+        self._ends_in_text = text != ""
+        return text
 
     def _check_stop(self, new_chars: int) -> StopMatch | None:
         """Cut the text at the stop string that completes first within the new characters."""

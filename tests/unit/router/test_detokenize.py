@@ -79,3 +79,37 @@ def test_an_invalid_token_id_is_no_text_and_no_error() -> None:
     detokenizer.feed(-1)
     detokenizer.feed(TOKENIZER.encode("a").ids[0])
     assert detokenizer.take(finished=True) == "a"
+
+
+def test_it_can_be_taken_over_only_where_nothing_is_held() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions())
+    seen = [detokenizer.is_at_boundary]
+    for token in TOKENIZER.encode("aé").ids:
+        detokenizer.feed(token)
+        seen.append(detokenizer.is_at_boundary)
+        detokenizer.take(finished=False)
+        seen.append(detokenizer.is_at_boundary)
+    assert seen == [False, False, True, False, False, False, True]
+
+
+def test_it_is_never_taken_over_where_a_stop_string_may_begin() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions(stop=("X",)))
+    assert detokenizer.more(TOKENIZER.encode("a").ids) == "a"
+    assert not detokenizer.is_at_boundary
+
+
+def test_it_goes_on_inside_a_character_that_others_began() -> None:
+    ids = TOKENIZER.encode("aé😀b").ids
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions())
+    assert detokenizer.more(ids[:1]) == "a"
+    detokenizer.resume(ids[:5], held=2, new_tokens=4)
+    assert not detokenizer.is_at_boundary
+    assert [detokenizer.more([token]) for token in ids[5:]] == ["", "😀", "b"]
+    assert detokenizer.is_at_boundary
+
+
+def test_tokens_that_others_made_text_of_count_as_minimum() -> None:
+    ids = TOKENIZER.encode("abX").ids
+    detokenizer = Detokenizer(TOKENIZER, [], TextOptions(stop=("X",), min_tokens=2))
+    detokenizer.resume(ids[:2], held=0, new_tokens=2)
+    assert detokenizer.feed(ids[2]) is not None
