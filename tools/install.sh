@@ -71,5 +71,6 @@ if ! "$venv/bin/python" -c '' 2>/dev/null; then
     rm -rf "$venv"
     "$python" -m venv "$venv"
 fi
-once cpu requirements/build.txt requirements/torch-cpu.txt requirements/cpu.txt packaging/vllm-metadata/pyproject.toml pyproject.toml
+once cpu requirements/build.txt requirements/torch-cpu.txt requirements/cpu.txt packaging/vllm-metadata/pyproject.toml pyproject.toml \
+    tools/build_native.py src/pdd/router/fastpath/*.[ch]pp
 [ "$what" = cpu ] || once dev requirements/dev.txt

@@ -103,6 +103,7 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes, on_bytes: OnBytes | None) -> None:
         """Begin an exchange."""
         self.status, self.body, self._error = 0, b"", None
+        self._held, self._at_chunk = b"", None
         self._on_bytes, self._parts = on_bytes, []
         self._satisfied = self._complete = self._between_chunks = False
         self._in_exchange = True
@@ -186,8 +187,8 @@ class Connection(asyncio.Protocol):
 
         None if that cannot be now. Errors and the end of the stream are not noticed meanwhile.
         """
-        in_order = self._between_chunks and not (self._parts or self._paused or self._error or self._satisfied)
-        fd = lendable_fd(self._transport) if in_order else None
+        in_order = not (self._parts or self._paused or self._error or self._satisfied)
+        fd = lendable_fd(self._transport) if self._between_chunks and in_order else None
         if fd is None:
             return None
         self._borrower = borrower

@@ -40,7 +40,7 @@ class Collected:
     def __init__(self, run: Run, *, text_only: bool) -> None:
         self._run = run
         self.text_only = text_only
-        self.client = None
+        self.client: ClientEnd | None = None
 
     def put(self, piece: Piece) -> bool:
         """Keep the piece."""
@@ -125,7 +125,7 @@ class ParsedSink:
     """
 
     text_only = False
-    client = None
+    client: ClientEnd | None = None
 
     def __init__(
         self, run: Run, inner: Streamed, parsed: ParsedStream, *, named_tool: bool, bare: bool

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -30,6 +31,7 @@ namespace pdd {
 
 constexpr size_t kReadBytes = 64 * 1024;
 constexpr size_t kMaxListBytes = 4096;  // of the token IDs of one event
+constexpr uint32_t kMaxGaps = 512;  // of a lane; their median is all that is asked for
 constexpr int kEventsPerTurn = 256;
 constexpr uint64_t kStopSignal = 0;  // lanes are numbered from one
 
@@ -60,9 +62,11 @@ struct Lane {
   Pattern from_engine, to_client;
   uint32_t room;  // tokens it may still take
   double last_s;  // when the last one came, on the monotonic clock
-  double max_gap_s = 0;
+  double max_gap_s = 0;            // since Python last looked
   Text text = {};
-  std::vector<uint32_t> ids = {};  // given to the client since Python last looked
+  uint32_t gaps_left = kMaxGaps;
+  std::vector<double> gaps_s = {};  // between its first events, as far as Python has not looked at them
+  std::vector<uint32_t> ids = {};   // given to the client since Python last looked
   std::string unread = {};         // read from the engine and not used, by Python to begin with
   std::string unsent = {};         // what the client has not taken; until it has, nothing is read
   Reason reason = kRunning;
@@ -80,6 +84,8 @@ struct News {
   const char* unsent;
   double last_s;
   double max_gap_s;
+  uint32_t num_gaps;
+  const double* gaps_s;
 };
 
 class FastPath {
@@ -144,6 +150,8 @@ class FastPath {
     if (stop) end(lane, kTakenBack);
     looked_at_.swap(lane.ids);
     lane.ids.clear();
+    gaps_looked_at_.swap(lane.gaps_s);
+    lane.gaps_s.clear();
     news = {lane.reason,
             uint32_t(looked_at_.size()),
             looked_at_.data(),
@@ -153,7 +161,9 @@ class FastPath {
             uint32_t(lane.unsent.size()),
             lane.unsent.data(),
             lane.last_s,
-            lane.max_gap_s};
+            lane.max_gap_s,
+            uint32_t(gaps_looked_at_.size()),
+            gaps_looked_at_.data()};
     lane.max_gap_s = 0;
     return true;
   }
@@ -259,8 +269,12 @@ class FastPath {
     timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     double now_s = double(time.tv_sec) + double(time.tv_nsec) * 1e-9;
-    if (now_s - lane.last_s > lane.max_gap_s) lane.max_gap_s = now_s - lane.last_s;
+    double gap_s = now_s - lane.last_s;
     lane.last_s = now_s;
+    lane.max_gap_s = std::max(lane.max_gap_s, gap_s);
+    if (lane.gaps_left == 0) return;
+    lane.gaps_s.push_back(gap_s);
+    --lane.gaps_left;
   }
 
   // Writes `out_`. If the client does not take all of it and the lane goes on, it waits for the client now.
@@ -306,6 +320,7 @@ class FastPath {
   std::vector<uint64_t> stopped_;
   uint64_t last_number_ = 0;
   std::vector<uint32_t> looked_at_, event_ids_;
+  std::vector<double> gaps_looked_at_;
   std::string out_, event_text_;
   char buffer_[2 * kReadBytes];
 };

@@ -66,7 +66,8 @@ class News:
         unread: Read from the engine and not used.
         unsent: Bytes for the client that it has not taken; until it has, nothing more is read.
         last_s: When the last token came, on the monotonic clock.
-        max_gap_s: Longest time between two tokens, the one before the first included.
+        max_gap_s: Longest time between two events, the one before the first included.
+        gaps_s: The times between the lane's first events, as far as they were not told yet.
     """
 
     reason: Reason
@@ -76,6 +77,7 @@ class News:
     unsent: bytes
     last_s: float
     max_gap_s: float
+    gaps_s: "array[float]"
 
 
 class Borrower(Protocol):
@@ -192,6 +194,7 @@ class FastPath:
             unsent=ctypes.string_at(news.unsent, news.num_unsent),
             last_s=news.last_s,
             max_gap_s=news.max_gap_s,
+            gaps_s=array("d", ctypes.string_at(news.gaps_s, news.num_gaps * 8)),
         )
 
     def _take_returned(self) -> None:

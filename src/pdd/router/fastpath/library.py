@@ -48,6 +48,8 @@ class NewsStruct(Structure):
         ("unsent", c_void_p),
         ("last_s", c_double),
         ("max_gap_s", c_double),
+        ("num_gaps", c_uint32),
+        ("gaps_s", POINTER(c_double)),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from pdd.router.engines import WireUsage
+from pdd.router.fastpath.lanes import News
 from pdd.router.metrics import RouterMetrics
 from pdd.router.records import Record
 from pdd.router.request.events import Failure, StartDecode
@@ -50,12 +51,12 @@ class Accounting:
             self._record.handoff_s = now_s
             self._joined_s = self._last_token_s
 
-    def on_more(self, now_s: float, count: int) -> bool:
+    def on_more(self, now_s: float, count: int, role: str) -> bool:
         """``on_tokens`` where nothing changes but numbers; false if it is to be called."""
-        if self._role != "main" or self._last_role != "main" or self._uncounted >= LOT_TOKENS:
+        if role != "main" or self._uncounted >= LOT_TOKENS or not self.is_steady(role):
             return False
         record, last_s = self._record, self._last_token_s
-        if last_s is None or record.max_itl_s is None or self._joined_s is not None:
+        if last_s is None or record.max_itl_s is None:
             return False
         self._uncounted += count
         record.output_tokens += count
@@ -64,24 +65,28 @@ class Accounting:
         self._last_token_s = now_s
         return True
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether MD speaks, and its next token changes nothing but numbers."""
+    def is_steady(self, role: str) -> bool:
+        """Whether the role's next token changes nothing but numbers."""
         settled = self._joined_s is None and self._record.max_itl_s is not None
-        return settled and self._role == self._last_role == "main"
+        return settled and self._role == self._last_role == role
 
     @property
     def last_token_s(self) -> float:
         """When the last token was given, on the loop's clock."""
         return self._arrived_s + (self._last_token_s or 0.0)
 
-    def on_given(self, count: int, *, last_s: float, max_gap_s: float) -> None:
-        """MD's tokens were given to the client elsewhere, in steady state; the last one then, on the loop's clock."""
-        record = self._record
+    def on_given(self, news: News) -> None:
+        """Tokens were given to the client by a lane, which begins where all is steady."""
+        record, count = self._record, len(news.ids)
+        last_s = news.last_s - self._arrived_s
         self._uncounted += count
         record.output_tokens += count
-        record.max_itl_s = max(record.max_itl_s or 0.0, max_gap_s)
-        self._last_token_s = last_s - self._arrived_s
+        record.max_itl_s = max(record.max_itl_s or 0.0, news.max_gap_s)
+        self._gaps_s.extend(news.gaps_s[: MAX_GAPS - len(self._gaps_s)])
+        if self._role == "relay":
+            self._relay_gap_s += last_s - (self._last_token_s or 0.0)
+            self._relay_tokens += count
+        self._last_token_s = last_s
         self._count_lot()
 
     def on_tokens(self, now_s: float, count: int, role: str) -> None:

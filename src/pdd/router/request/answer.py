@@ -4,14 +4,16 @@ It knows no client protocol: whoever the answer is for gets pieces of it.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from pdd.router.detokenize import Detokenizer
-from pdd.router.fastpath.lanes import Borrower
+from pdd.router.fastpath.lanes import Borrower, News
 from pdd.router.request.accounting import Accounting
 from pdd.router.request.events import Token
+
+Role = Literal["relay", "main"]
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,33 +119,32 @@ class Answer:
         )
         return finish
 
-    def pass_on(self, ids: list[int], *, now_s: float) -> bool:
-        """Give MD's tokens, nothing but more text, at once; false asks for ``ready`` to be awaited."""
+    def pass_on(self, ids: list[int], role: Role, *, now_s: float) -> bool:
+        """Give tokens, nothing but more text, at once; false asks for ``ready`` to be awaited."""
         text = self._text.more(ids)
         self.num_tokens += len(ids)
-        if not self._accounting.on_more(now_s, len(ids)):
-            self._accounting.on_tokens(now_s, len(ids), "main")
+        if not self._accounting.on_more(now_s, len(ids), role):
+            self._accounting.on_tokens(now_s, len(ids), role)
         return self._sink.put_text(text, self.num_tokens)
 
     # ---- while somebody else gives tokens to the client
 
-    @property
-    def can_be_lent(self) -> bool:
-        """Whether the next token is nothing but more text of MD's, and no character is half written."""
-        return not self._pieces and self._text.is_at_boundary and self._accounting.is_steady
+    def can_be_lent(self, role: Role) -> bool:
+        """Whether the role's next token is nothing but more text, and no character is half written."""
+        return not self._pieces and self._text.is_at_boundary and self._accounting.is_steady(role)
 
     @property
     def last_token_s(self) -> float:
         """When the last token was given, on the loop's clock."""
         return self._accounting.last_token_s
 
-    def note_given(self, count: int, *, last_s: float, max_gap_s: float) -> None:
-        """Tokens of MD were given to the client, the last one then."""
-        self.num_tokens += count
-        self._accounting.on_given(count, last_s=last_s, max_gap_s=max_gap_s)
+    def note_given(self, news: News) -> None:
+        """Tokens were given to the client."""
+        self.num_tokens += len(news.ids)
+        self._accounting.on_given(news)
 
     def go_on(self, tail: list[int], *, held: int, new_tokens: int) -> None:
-        """The text goes on here after ``tail``, of whose last ``new_tokens`` the last ``held`` gave none yet."""
+        """Go on after ``tail``: ``new_tokens`` came, of which the last ``held`` have given no text yet."""
         self._text.resume(tail, held=held, new_tokens=new_tokens)
 
     def hand_out(self) -> bool:

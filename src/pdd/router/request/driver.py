@@ -170,7 +170,8 @@ class RequestDriver:
                     self._perform(self.machine.step(late))
             self._finish()
             self._services.background(self._legs.close())
-            del self._legs, self._answer, self._lane  # they know the driver: a cycle, and those are looked for seldom
+            # They know the driver: a cycle, and those are looked for seldom.
+            del self._legs, self._answer, self._lane
         if self._failure is not None:
             raise error_of(self._failure)
 
@@ -192,10 +193,11 @@ class RequestDriver:
     def _pass_on(self, leg: int, ids: list[int]) -> bool:
         """Give tokens that are nothing but more text straight to the client; false if they must be posted."""
         if not (
-            ids and self._is_idle() and self._answer.text_only and self.machine.pass_on(leg, ids)
+            ids and self._is_idle() and self._answer.text_only and len(ids) <= self.machine.room_for_more(leg)
         ):
             return False
-        if not self._answer.pass_on(ids, now_s=self._now_s()):
+        self.machine.take(ids)
+        if not self._answer.pass_on(ids, self.machine.speaking, now_s=self._now_s()):
             self._inbox.put_nowait(None)
         return True
 

@@ -1,4 +1,4 @@
-"""An answer's sockets go to the fast path when nothing but more text is expected, and come back before all else.
+"""An answer's sockets go to the fast path while nothing but more text is expected.
 
 It owns the lane while there is one. Whoever is about to do anything with the answer takes it back first.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 from pdd.router.detokenize import PROMPT_TAIL_TOKENS
 from pdd.router.engines import EngineEnd
-from pdd.router.fastpath.lanes import Ends, FastPath, News, Reason
+from pdd.router.fastpath.lanes import Ends, FastPath, News
 from pdd.router.metrics import RouterMetrics
 from pdd.router.request.answer import Answer
 from pdd.router.request.machine.table import RequestMachine
@@ -77,8 +77,8 @@ class AnswerLane:
         if not news.ids:
             return
         self._taken += len(news.ids)
-        self._machine.tokens.extend(news.ids)
-        self._answer.note_given(len(news.ids), last_s=news.last_s, max_gap_s=news.max_gap_s)
+        self._machine.take(news.ids)
+        self._answer.note_given(news)
         self._metrics.fast_path_tokens.inc(len(news.ids))
 
     def take_back(self) -> None:
@@ -106,7 +106,7 @@ class AnswerLane:
 
     def _try_to_lend(self, leg: int, engine: EngineEnd) -> bool:
         client, room = self._answer.client, self._machine.room_for_more(leg)
-        if not room or not self._is_idle() or not self._answer.can_be_lent:
+        if not room or not self._is_idle() or not self._answer.can_be_lent(self._machine.speaking):
             return False
         assert self._fast_path is not None
         assert client is not None

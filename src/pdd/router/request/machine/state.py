@@ -113,6 +113,11 @@ class RequestState:
             raise InvariantError(f"{'; '.join(broken)} (phase {self.phase}, {len(self.tokens)} tokens)")
 
     @property
+    def speaking(self) -> Literal["relay", "main"]:
+        """Who speaks after P."""
+        return "relay" if self.phase in RELAY_SPEAKS else "main"
+
+    @property
     def room(self) -> int:
         """How many more tokens the answer may have."""
         return self.plan.max_tokens - len(self.tokens)

@@ -4,7 +4,7 @@ It owns which engine may speak to the client, at which token position, and what 
 It knows no clock, socket or engine API; the driver does what the effects say and feeds back what happens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pdd.router.request.events import (
     ClientGone,
@@ -93,13 +93,20 @@ class RequestMachine(RequestState):
         """How many tokens of the leg would change nothing but the length of the answer.
 
         Nearly every token of every answer is such a one. For it, ``step`` would return nothing but an
-        ``Emit`` of all tokens by the main engine.
+        ``Emit`` of all tokens by the leg's engine.
         """
-        return self.room - 1 if self.phase is Phase.DECODING and leg == self.speaker else 0
+        if leg != self.speaker:
+            return 0
+        if self.phase is Phase.DECODING:
+            return self.room - 1
+        if self.phase is Phase.RELAYING and self.transfer(self.relay) == "released":
+            unheld = self.plan.hold_tokens - self.eager_tokens if self.is_held else self.room
+            return max(0, min(self.room, unheld) - 1)
+        return 0
 
-    def pass_on(self, leg: int, ids: list[int]) -> bool:
-        """Take tokens that change nothing but the length of the answer; false if ``step`` has to judge them."""
-        if len(ids) > self.room_for_more(leg):
-            return False
+    def take(self, ids: Iterable[int]) -> None:
+        """Tokens that ``room_for_more`` had room for were given to the client."""
+        before = len(self.tokens)
         self.tokens.extend(ids)
-        return True
+        if self.phase is Phase.RELAYING:
+            self.eager_tokens += len(self.tokens) - before

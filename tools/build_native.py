@@ -1,6 +1,6 @@
 """Builds the router's native fast path where there is a C++ compiler; without one PDD works, with more CPU.
 
-``python hatch_build.py`` builds it in place, as ``pip install --editable .`` does.
+Hatchling calls it for wheels and editable installs; ``python tools/build_native.py`` builds in place.
 """
 
 import os
@@ -14,15 +14,15 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("src/pdd/router/fastpath")
 LIBRARY = FOLDER / "_fastpath.so"
-FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread", "-static-libstdc++", "-static-libgcc")
+FLAGS = "-std=c++17 -O2 -Wall -Wextra -fPIC -shared -pthread -static-libstdc++ -static-libgcc"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Puts the library into wheels and editable installs."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
         """The library is built and belongs to the wheel; it calls no Python, so any Python can load it."""
-        if self.target_name != "wheel" or not build(Path(self.root)):
+        if not build(Path(self.root)):
             return
         build_data["artifacts"].append(str(LIBRARY))
         build_data["pure_python"] = False
@@ -38,8 +38,8 @@ def build(root: Path) -> bool:
         print("pdd: no C++ compiler: the router works without its native fast path", file=sys.stderr)
         return False
     made = library.with_suffix(".new")
-    command = [*compiler.split(), *FLAGS, *os.environ.get("CXXFLAGS", "").split(), str(source), "-o", str(made)]
-    result = subprocess.run(command, check=False)
+    flags = f"{FLAGS} {os.environ.get('CXXFLAGS', '')}".split()
+    result = subprocess.run([*compiler.split(), *flags, str(source), "-o", str(made)], check=False)
     if result.returncode != 0:
         print("pdd: the native fast path does not compile: the router works without it", file=sys.stderr)
         return False
@@ -48,4 +48,4 @@ def build(root: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if build(Path(__file__).parent) else 1)
+    sys.exit(0 if build(Path(__file__).parent.parent) else 1)
