@@ -38,6 +38,13 @@ def table_of(tokenizer: Tokenizer) -> Vocabulary:
 TABLES = {name: table_of(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
 
+def id_of(name: str, token: str) -> int:
+    """A token's ID, which it has."""
+    token_id = TOKENIZERS[name].token_to_id(token)
+    assert token_id is not None
+    return token_id
+
+
 def entry(name: str, token_id: int) -> bytes:
     """A token's entry in the table."""
     begin, end = TABLES[name].offsets[token_id : token_id + 2]
@@ -51,7 +58,7 @@ def spell(name: str, text: str) -> list[int]:
         return []
     if name == "bytes":
         return list(tokenizer.encode(text).ids)
-    return [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+    return [id_of(name, f"<0x{byte:02X}>") for byte in text.encode()]
 
 
 def tokens_of(name: str) -> st.SearchStrategy[list[int]]:
@@ -133,7 +140,7 @@ def test_a_tail_that_begins_inside_a_character_does() -> None:
     ],
 )
 def test_a_spoilt_run_after_a_space_gives_what_it_gave(tokens: list[str]) -> None:
-    ids = [TOKENIZERS["sentencepiece"].token_to_id(token) for token in tokens]
+    ids = [id_of("sentencepiece", token) for token in tokens]
     expected = alone("sentencepiece", [], ids, TextOptions())
     assert in_turns("sentencepiece", [], ids, TextOptions(), set())[0] == expected
 
@@ -165,17 +172,17 @@ def test_parts_of_characters_are_as_they_are() -> None:
 @pytest.mark.parametrize("name", ["pieces", "sentencepiece"])
 @pytest.mark.parametrize("token", [EOS, "<think>"])
 def test_added_tokens_are_left_out(name: str, token: str) -> None:
-    assert entry(name, TOKENIZERS[name].token_to_id(token)) == b""
+    assert entry(name, id_of(name, token)) == b""
 
 
 def test_what_may_end_as_a_replacement_character_is_left_out() -> None:
     told = {entry("pieces", i) for i in range(len(TABLES["pieces"].offsets) - 1)}
     assert told & set(REPLACEMENT_PIECES) == {b"\xbf\xbd", b"\xbd", b"\xbf", b"\xef\xbb"}
-    assert entry("sentencepiece", TOKENIZERS["sentencepiece"].token_to_id("x\ufffd")) == b""
+    assert entry("sentencepiece", id_of("sentencepiece", "x\ufffd")) == b""
 
 
 def test_ids_without_a_token_are_left_out_and_those_after_them_are_not() -> None:
-    last = TOKENIZERS["pieces"].token_to_id("last")
+    last = id_of("pieces", "last")
     assert [entry("pieces", last - 1), entry("pieces", last)] == [b"", b"last"]
 
 
