@@ -16,7 +16,7 @@ class Turn:
 
 TURNS = (
     # The document's KV crosses now: the answer is long enough to go on while it does.
-    Turn(question="Tell what happened that night in detail, from the beginning to the end.", max_tokens=160),
+    Turn(question="Tell what happened that night in detail, from the beginning to the end.", max_tokens=240),
     Turn(question="Who noticed first that something was wrong, and how?", max_tokens=56),
     Turn(question="Why did it take so long to find the cause?", max_tokens=56),
     Turn(question="Which changes were agreed on? List them.", max_tokens=56),
