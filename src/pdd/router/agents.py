@@ -109,14 +109,15 @@ class AgentClient:
         failures = 0
         while True:
             try:
-                async with (
-                    asyncio.timeout(CONTROL_TIMEOUT_S),
-                    self._control.exchange("POST", path, body=lambda: sent) as answer,
-                ):
-                    await answer.end()
-                    if answer.status != 200:
-                        log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
-                    return
+                async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                    answer = await self._control.begin("POST", path, body=lambda: sent)
+                    try:
+                        await answer.end()
+                    finally:
+                        answer.release()
+                if answer.status != 200:
+                    log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
+                return
             except (PddError, TimeoutError) as error:
                 if loop.time() > ends_s:
                     log.warning("agent %s did not take %s: %r", self.engine_id, path, error)

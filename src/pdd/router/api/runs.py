@@ -3,7 +3,7 @@
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,13 @@ from pdd.router.api.body import ChatBody, CompletionBody, stops
 from pdd.router.api.errors import BadRequestError
 from pdd.router.api.shapes import Choice
 from pdd.router.api.sinks import Run
+from pdd.router.claims import Claim
 from pdd.router.detokenize import TextOptions
 from pdd.router.kv_events import block_hasher
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.driver import RequestDriver
 from pdd.router.request.job import Job, Rendered
-from pdd.router.request.planning import Planner, Planning, prompt_keys, reserved
+from pdd.router.request.planning import Planner, Planning, prompt_keys, reserve
 from pdd.router.request.services import Services
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16
@@ -37,6 +38,11 @@ class Asked:
     timeout_s: float
     engine_headers: Mapping[str, str]
 
+    @property
+    def deadline_s(self) -> float:
+        """When its time is over, on the event loop's clock."""
+        return self.arrived_s + self.timeout_s
+
 
 class RunFactory:
     """Plans every choice of a request."""
@@ -55,10 +61,14 @@ class RunFactory:
             NoEndpointError: If no whole path exists.
             BadRequestError: If a prompt and its answer do not fit.
         """
-        with ExitStack() as reservations:
-            yield self._plan(asked, prompts, reservations)
+        reserved: list[Claim] = []
+        try:
+            yield self._plan(asked, prompts, reserved)
+        finally:
+            for claim in reserved:
+                claim.close()
 
-    def _plan(self, asked: Asked, prompts: Sequence[Rendered], reservations: ExitStack) -> list[Run]:
+    def _plan(self, asked: Asked, prompts: Sequence[Rendered], reserved: list[Claim]) -> list[Run]:
         body = asked.body
         runs: list[Run] = []
         for rendered in prompts:
@@ -69,10 +79,11 @@ class RunFactory:
                 max_tokens = max(1, rendered.max_tokens)
                 planning = self._planner.plan(asked.id, keys, max_tokens=max_tokens, relayable=relayable)
                 max_tokens = self._check_length(body, rendered, planning, max_tokens)
-                planning = replace(planning, plan=replace(planning.plan, max_tokens=max_tokens))
+                if max_tokens != planning.plan.max_tokens:
+                    planning = replace(planning, plan=replace(planning.plan, max_tokens=max_tokens))
                 record = self._record(asked, index, rendered, planning)
-                reservation = reservations.enter_context(ExitStack())
-                reservation.enter_context(reserved(self._services.fleet, planning))
+                reservation = reserve(self._services.fleet, planning)
+                reserved.extend(reservation)
                 driver = RequestDriver(
                     services=self._services,
                     job=_job(asked, index, _with_seed(rendered, copy), max_tokens),

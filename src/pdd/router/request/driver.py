@@ -6,10 +6,10 @@ It owns the clock, the tasks and the order in which things happen.
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from pdd.router.claims import Claim
 from pdd.router.detokenize import Detokenizer
 from pdd.router.engines import GenerateChunk, WireUsage
 from pdd.router.http_connection import Gate
@@ -76,7 +76,7 @@ class RequestDriver:
         services: Services,
         job: Job,
         planning: Planning,
-        reservation: ExitStack,
+        reservation: Sequence[Claim],
         record: Record,
         arrived_s: float,
     ) -> None:
@@ -142,7 +142,8 @@ class RequestDriver:
         self._services.metrics.in_flight.inc()
         try:
             await self._turn(Planned(plan=self._planning.plan))
-            self._reservation.close()  # its legs and what they wait for count themselves by now
+            for claim in self._reservation:  # its legs and what they wait for count themselves by now
+                claim.close()
             while self.machine.outcome is None:
                 self._idle = True
                 event = await self._inbox.get()
