@@ -72,7 +72,7 @@ class AgentClient:
         # Two orders a request: aiohttp takes five times as long.
         self._control = HttpClient(self.url, {}, connect_timeout_s=connect_timeout_s)
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=SILENCE_S),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
         )
 
@@ -175,11 +175,7 @@ class AgentClient:
             if answer.status != 200:
                 raise RemoteProtocolError(f"/v1/events answered {answer.status}")
             lines = LineBuffer()
-            while True:
-                async with asyncio.timeout(SILENCE_S):
-                    data = await answer.content.readany()
-                if not data:
-                    return
+            while data := await answer.content.readany():
                 for line in lines.feed(data):
                     if line:
                         await self._take(msgspec.json.decode(line))

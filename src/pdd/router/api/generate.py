@@ -228,7 +228,7 @@ class GenerateHandler:
         continuous = include_usage and bool(options and options.continuous_usage_stats)
         sinks = [Streamed(run, stream, reply.shape, continuous=continuous) for run in reply.runs]
         try:
-            async with stream.kept_alive():
+            with stream.kept_alive():
                 if reply.parsed:
                     await _run_parsed(reply, sinks)
                 else:

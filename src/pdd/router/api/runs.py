@@ -1,7 +1,7 @@
 """From a checked and rendered request to what computes it: one run for every choice."""
 
 import re
-import uuid
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +24,7 @@ from pdd.router.request.services import Services
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""
 _TRANSFER_ID_CHARS = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 Body = ChatBody | CompletionBody
 
@@ -166,13 +167,13 @@ class RunFactory:
 
 
 def _job(asked: Asked, index: int, rendered: Rendered, max_tokens: int) -> Job:
-    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", asked.id)[:_TRANSFER_ID_CHARS]
+    safe = _UNSAFE.sub("_", asked.id[:_TRANSFER_ID_CHARS])
     body = asked.body
     # A parser's needs may have changed it where the request was rendered.
     skips: Any = rendered.sampling_params.get("skip_special_tokens", body.skip_special_tokens)
     return Job(
         request_id=asked.id,
-        transfer_prefix=f"{safe}-{index}-{uuid.uuid4().hex[:12]}",
+        transfer_prefix=f"{safe}-{index}-{secrets.token_hex(6)}",
         rendered=rendered,
         text=TextOptions(
             stop=stops(body),

@@ -278,7 +278,6 @@ class RequestDriver:
         if decision.auto_mode != relay.auto_handoff:
             self._services.metrics.auto_switches.labels(engine=effect.relay, mode=decision.auto_mode).inc()
         relay.auto_handoff = decision.auto_mode
-        log.info("request %s: handoff %s (%s)", self._job.request_id, decision.mode, decision.reason)
         return self.machine.step(HandoffChosen(mode=decision.mode, catch_up=decision.catch_up))
 
     def _engines_now(self) -> EnginesNow:
@@ -364,7 +363,7 @@ class RequestDriver:
         )
         record = self.record
         log.info(
-            "request %s: %s by %s (%s), %d + %d tokens, ttft %s, wan %d bytes",
+            "request %s: %s by %s (%s), %d + %d tokens, ttft %s, handoff %s, wan %d bytes",
             self._job.request_id,
             record.outcome,
             record.pipeline,
@@ -372,6 +371,7 @@ class RequestDriver:
             record.prompt_tokens,
             record.output_tokens,
             f"{record.ttft_s:.3f} s" if record.ttft_s is not None else "none",
+            record.handoff_mode or "none",
             record.wan_bytes,
         )
 

@@ -160,10 +160,10 @@ class Legs:
         chunk = await state.client.generate(body, self._job.engine_headers(leg))
         if not chunk.tokens or chunk.finish not in GOOD_ENDS:
             raise EngineError(502, f"{state.config.id} ended the prefill with {chunk.finish!r}")
-        self._note_prefill(chunk)
         self._post(
             Prefilled(leg=leg, token=chunk.tokens[0], finish=chunk.finish, stop_reason=chunk.stop_reason)
         )
+        self._note_prefill(chunk)
 
     async def _round(self, effect: StartRound, state: EngineState, body: dict[str, Any]) -> None:
         chunk = await state.client.generate(body, self._job.engine_headers(effect.leg))
