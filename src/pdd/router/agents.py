@@ -72,7 +72,7 @@ class AgentClient:
         # Two orders a request: aiohttp takes five times as long.
         self._control = HttpClient(self.url, {}, connect_timeout_s=connect_timeout_s)
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=SILENCE_S),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
         )
 
@@ -109,14 +109,15 @@ class AgentClient:
         failures = 0
         while True:
             try:
-                async with (
-                    asyncio.timeout(CONTROL_TIMEOUT_S),
-                    self._control.exchange("POST", path, body=lambda: sent) as answer,
-                ):
-                    await answer.end()
-                    if answer.status != 200:
-                        log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
-                    return
+                async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                    answer = await self._control.begin("POST", path, body=lambda: sent)
+                    try:
+                        await answer.end()
+                    finally:
+                        answer.release()
+                if answer.status != 200:
+                    log.warning("agent %s answered %d to %s", self.engine_id, answer.status, path)
+                return
             except (PddError, TimeoutError) as error:
                 if loop.time() > ends_s:
                     log.warning("agent %s did not take %s: %r", self.engine_id, path, error)
@@ -174,11 +175,7 @@ class AgentClient:
             if answer.status != 200:
                 raise RemoteProtocolError(f"/v1/events answered {answer.status}")
             lines = LineBuffer()
-            while True:
-                async with asyncio.timeout(SILENCE_S):
-                    data = await answer.content.readany()
-                if not data:
-                    return
+            while data := await answer.content.readany():
                 for line in lines.feed(data):
                     if line:
                         await self._take(msgspec.json.decode(line))

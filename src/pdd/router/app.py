@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import logging
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -70,9 +70,7 @@ class RouterApp:
         self.app = self._build()
 
     def _build(self) -> web.Application:
-        app = web.Application(
-            middlewares=[self._errors, self._authenticate], client_max_size=self.config.router.max_body_bytes
-        )
+        app = web.Application(middlewares=[self._around], client_max_size=self.config.router.max_body_bytes)
         generate = GenerateHandler(self.services, self.records)
         admin = AdminHandler(self.services, self.records)
         app.add_routes(
@@ -116,11 +114,12 @@ class RouterApp:
         task.add_done_callback(self._background.discard)
 
     @web.middleware
-    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         request[ARRIVED_S] = asyncio.get_running_loop().time()
         request[REQUEST_ID] = _request_id(request)
         error: PddError
         try:
+            self._authenticate(request)
             return await handler(request)
         except PddError as known:
             error = known
@@ -138,8 +137,7 @@ class RouterApp:
         log.info("request %s: %d %s", request[REQUEST_ID], response.status, error)
         return response
 
-    @web.middleware
-    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    def _authenticate(self, request: web.Request) -> None:
         keys = self.config.router.api_keys
         if keys and request.path not in OPEN_PATHS:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -147,7 +145,6 @@ class RouterApp:
             matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
             if scheme.lower() != "bearer" or not any(matches):
                 raise UnauthorizedError("a valid API key is needed: Authorization: Bearer <key>")
-        return await handler(request)
 
 
 def _fast_path(tokenizer: Tokenizer) -> FastPath | None:
@@ -164,7 +161,7 @@ def _fast_path(tokenizer: Tokenizer) -> FastPath | None:
 
 def _request_id(request: web.Request) -> str:
     given = request.headers.get("X-Request-Id", "").strip()
-    return given[:MAX_REQUEST_ID_CHARS] if given.isprintable() and given else uuid.uuid4().hex
+    return given[:MAX_REQUEST_ID_CHARS] if given.isprintable() and given else secrets.token_hex(16)
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:

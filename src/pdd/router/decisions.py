@@ -5,9 +5,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from pdd.policy.replay import POLICIES, plain
 
@@ -21,9 +22,8 @@ MAX_FILE_BYTES = 256 * 2**20
 D = TypeVar("D")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """One decision as it was made."""
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision as it was made; seven a request, and a dataclass takes four times as long."""
 
     at_s: float
     request: str

@@ -79,14 +79,14 @@ class Door:
             queue_size=self._queue_size,
         )
         decision: EntryDecision = self._decisions.decide("entry", request=request, facts=facts)
+        if decision.action == "enter":
+            self._running += 1
+            return
         refusal = OverloadedError(
             f"{self._running} requests are being served and {len(self._waiting)} wait; come back in "
             f"{decision.retry_after_s} s",
             retry_after_s=decision.retry_after_s,
         )
-        if decision.action == "enter":
-            self._running += 1
-            return
         if decision.action == "refuse":
             self._metrics.refused.labels(reason=decision.reason).inc()
             raise refusal

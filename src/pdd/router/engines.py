@@ -23,6 +23,7 @@ from pdd.core.errors import (
     EngineError,
     PddError,
     RemoteProtocolError,
+    TransportError,
 )
 from pdd.router.http_client import HttpClient
 from pdd.router.http_connection import Connection, Gate
@@ -111,6 +112,7 @@ class EngineEnd:
 _decode = msgspec.json.Decoder(WireChunk).decode
 _encode = msgspec.json.encode
 _KNOWN_STATUS = frozenset(HTTPStatus)
+_OF_CONNECTION = (ConnectError, ConnectionLostError, DeadlineError)
 GENERATE = "/inference/v1/generate"
 STEADY_EVENTS = 4
 """So many events alike in a row let more be expected; to lend a stream costs as much as some of them."""
@@ -163,20 +165,21 @@ class EngineClient:
             body = _json_object(await self._whole("GET", "/v1/models"))
         return [model for model in body.get("data", []) if isinstance(model, dict)]
 
-    async def render(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+    async def render(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, timeout_s: float
+    ) -> Any:
         """The engine's rendering of a client's request: token IDs and sampling parameters.
 
         Raises:
             EngineError: With the engine's status and words, if it refuses the request.
-            TransportError: If the engine cannot be reached.
+            TransportError: If the engine cannot be reached, or does not answer in this time or its own.
         """
+        timeout_s = min(timeout_s, self._idle_timeout_s)
         try:
-            async with asyncio.timeout(self._idle_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 return _json(await self._whole("POST", path, body, headers))
         except TimeoutError:
-            raise DeadlineError(
-                f"{self.engine_id} did not answer within {self._idle_timeout_s:g} s"
-            ) from None
+            raise DeadlineError(f"{self.engine_id} did not answer within {timeout_s:g} s") from None
 
     async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> GenerateChunk:
         """The whole answer to a non-streaming generate request.
@@ -276,24 +279,30 @@ class EngineClient:
     ) -> bytes:
         """The body of an answer with status 200; anything else is raised in the error tree."""
         sent = bytes if body is None else partial(_encode, body)
-        with self._named():
-            async with self._http.exchange(method, path, body=sent, headers=headers) as answer:
+        try:
+            answer = await self._http.begin(method, path, body=sent, headers=headers)
+            try:
                 await answer.end()
-                if answer.status != 200:
-                    raise self._refusal(answer)
-                return answer.body
+            finally:
+                answer.release()
+        except _OF_CONNECTION as error:
+            raise self._named_error(error) from error
+        if answer.status != 200:
+            raise self._refusal(answer)
+        return answer.body
 
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Errors of the connection say which engine it was."""
         try:
             yield
-        except ConnectError as error:
-            raise ConnectError(f"{self.engine_id} does not answer at {self.url}: {error}") from error
-        except ConnectionLostError as error:
-            raise ConnectionLostError(f"{self.engine_id}: {error}") from error
-        except DeadlineError as error:
-            raise DeadlineError(f"{self.engine_id}: {error}") from error
+        except _OF_CONNECTION as error:
+            raise self._named_error(error) from error
+
+    def _named_error(self, error: TransportError) -> TransportError:
+        if isinstance(error, ConnectError):
+            return ConnectError(f"{self.engine_id} does not answer at {self.url}: {error}")
+        return type(error)(f"{self.engine_id}: {error}")
 
     def _refusal(self, answer: Connection) -> EngineError:
         try:

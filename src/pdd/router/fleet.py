@@ -6,9 +6,6 @@ Policies get frozen views of it. It decides nothing.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 
 import zmq.asyncio
 
@@ -20,6 +17,7 @@ from pdd.policy.handoff import Mode
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.agents import AgentClient
 from pdd.router.belief import CacheBelief, PromptBlocks
+from pdd.router.claims import Claims
 from pdd.router.engines import EngineClient
 from pdd.router.history import OutputHistory
 from pdd.router.kv_events import KvEventReader, block_hasher
@@ -67,10 +65,8 @@ class EngineState:
         self.belief = belief
         self.events = events
         self._follower = follower
-        self._pending_tokens = 0
+        self.claims = Claims()
         self.healthy = False
-        self._on_down: list[Callable[[], None]] = []
-        self._num_expected = 0
         self.max_model_len: int | None = None
         self.model_names: tuple[str, ...] = ()
         self.auto_handoff: Mode = "catch-up"
@@ -79,53 +75,26 @@ class EngineState:
     @property
     def view(self) -> EngineView:
         """The frozen view policies decide on."""
+        return self._viewed(held_tokens=0)
+
+    def _viewed(self, *, held_tokens: int) -> EngineView:
         return EngineView(
             id=self.config.id,
             healthy=self.healthy,
-            running=self._num_open,
+            running=len(self.claims),
             capacity=self.config.max_num_seqs or DEFAULT_CAPACITY,
             kv_ready=self.agent.alive and self.agent.engine_connected,
             max_model_len=self.max_model_len,
             itl_s=self.itl_s,
             tripped=self._is_tripped(),
             kv_usage_ratio=self.kv_usage_ratio,
-            pending_tokens=self._pending_tokens,
+            pending_tokens=self.claims.pending_tokens,
+            held_tokens=held_tokens,
         )
-
-    @property
-    def _num_open(self) -> int:
-        return len(self._on_down) + self._num_expected
 
     def view_for(self, prompt: PromptBlocks) -> EngineView:
         """The view, with what the engine is believed to hold of a prompt."""
-        return replace(self.view, held_tokens=self.belief.held_tokens(prompt))
-
-    @contextmanager
-    def computing(self, num_tokens: int) -> Iterator[None]:
-        """So many prompt tokens, which no cache holds, are to be computed here while the context is open."""
-        self._pending_tokens += num_tokens
-        try:
-            yield
-        finally:
-            self._pending_tokens -= num_tokens
-
-    @contextmanager
-    def expected(self) -> Iterator[None]:
-        """One more request counts here while the context is open: it will run as soon as it can."""
-        self._num_expected += 1
-        try:
-            yield
-        finally:
-            self._num_expected -= 1
-
-    @contextmanager
-    def occupied(self, on_down: Callable[[], None]) -> Iterator[None]:
-        """One more request runs on the engine while the context is open; it hears when the engine is down."""
-        self._on_down.append(on_down)
-        try:
-            yield
-        finally:
-            self._on_down.remove(on_down)
+        return self._viewed(held_tokens=self.belief.held_tokens(prompt))
 
     async def follow_caches(self) -> None:
         """Keep the belief true to the engine's KV events, for ever."""
@@ -149,7 +118,7 @@ class EngineState:
     async def _look_at_metrics(self) -> None:
         """A metrics page costs its engine some 15 ms, so where nothing of ours runs it is asked seldom."""
         now_s = asyncio.get_running_loop().time()
-        if self.view.running or now_s - self._looked_s >= IDLE_METRICS_INTERVAL_S:
+        if self.claims or now_s - self._looked_s >= IDLE_METRICS_INTERVAL_S:
             self._looked_s = now_s
             self.kv_usage_ratio = await self._page.kv_usage_ratio() or 0.0
 
@@ -167,7 +136,7 @@ class EngineState:
             return False
         now_s = asyncio.get_running_loop().time()
         state = self._breaker.view(now_s=now_s, params=self._breaker_params)
-        return state == "open" or (state == "half-open" and self._num_open > 0)
+        return state == "open" or (state == "half-open" and len(self.claims) > 0)
 
     def note_itl(self, itl_s: float) -> None:
         """One answer's mean time for a token; recent answers count most."""
@@ -192,8 +161,7 @@ class EngineState:
             # Learned again when it is back: it may be another process with other limits.
             self.max_model_len = None
         if failures == DOWN_AFTER_FAILURES:
-            for on_down in list(self._on_down):
-                on_down()
+            self.claims.tell_down()
 
     async def _learn_models(self) -> bool:
         if self.max_model_len is not None:

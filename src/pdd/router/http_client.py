@@ -33,7 +33,8 @@ class HttpClient:
         self._port = parts.port or (443 if self._ssl else 80)
         self._base = parts.path.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
-        self._head = header_lines({"Host": parts.netloc.rpartition("@")[2], **headers})
+        host = parts.netloc.rpartition("@")[2]
+        self._head = header_lines({"Host": host, "Content-Type": "application/json", **headers})
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -57,32 +58,11 @@ class HttpClient:
         on_bytes: OnBytes | None = None,
         pooled: bool = True,
     ) -> AsyncIterator[Connection]:
-        """An exchange whose headers are there; leaving the context early aborts it in the server.
-
-        Args:
-            method: Of HTTP.
-            path: Below the base URL.
-            body: Makes the JSON when it is sent; a stream would hold it to its end.
-            headers: More headers.
-            on_bytes: Reader of the body if the status is 200; without one, it is collected.
-            pooled: Whether the connection may have been used before, and may be used again.
-
-        Raises:
-            ConnectError: If nobody answers at the address.
-            ConnectionLostError: If the connection ends before the headers.
-        """
-        connection = (self._take() if pooled else None) or await self._connect()
+        """``begin``, and at the end of the context ``release`` or, if it is not pooled, ``abort``."""
+        connection = await self.begin(
+            method, path, body=body, headers=headers, on_bytes=on_bytes, pooled=pooled
+        )
         try:
-            connection.send(self._request(method, path, body(), headers or {}), on_bytes)
-            try:
-                await connection.head()
-            except ConnectionLostError:
-                if not connection.used:
-                    raise
-                # A pooled connection the server had just closed; not a byte of an answer came.
-                connection = await self._connect()
-                connection.send(self._request(method, path, body(), headers or {}), on_bytes)
-                await connection.head()
             yield connection
         finally:
             if pooled:
@@ -90,12 +70,53 @@ class HttpClient:
             else:
                 connection.abort()
 
-    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    async def begin(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Callable[[], bytes] = bytes,
+        headers: Mapping[str, str] | None = None,
+        on_bytes: OnBytes | None = None,
+        pooled: bool = True,
+    ) -> Connection:
+        """An exchange whose headers are there; ``release`` it: early, that aborts it in the server.
+
+        Args:
+            method: Of HTTP.
+            path: Below the base URL.
+            body: Makes the JSON when it is sent; a stream would hold it to its end.
+            headers: More headers.
+            on_bytes: Reader of the body if the status is 200; without one, it is collected.
+            pooled: Whether the connection may have been used before.
+
+        Raises:
+            ConnectError: If nobody answers at the address.
+            ConnectionLostError: If the connection ends before the headers.
+        """
+        connection = (self._take() if pooled else None) or await self._connect()
+        try:
+            connection.send(self._request(method, path, body(), headers), on_bytes)
+            try:
+                await connection.head()
+            except ConnectionLostError:
+                if not connection.used:
+                    raise
+                # A pooled connection the server had just closed; not a byte of an answer came.
+                connection = await self._connect()
+                connection.send(self._request(method, path, body(), headers), on_bytes)
+                await connection.head()
+        except BaseException:
+            connection.release()
+            raise
+        return connection
+
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None) -> bytes:
         return b"%b %b HTTP/1.1\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
             method.encode(),
             (self._base + path).encode(),
             self._head,
-            header_lines({"Content-Type": "application/json", **headers}),
+            header_lines(headers) if headers else b"",
             len(body),
             body,
         )

@@ -14,6 +14,7 @@ from pdd.config.follow import follow_config
 from pdd.config.schema import PddConfig
 from pdd.policy.breaker import BreakerParams
 from pdd.router import fleet as router_fleet
+from pdd.router.claims import Claim
 
 TWO_PREFILLS = {"p0": ("prefill", "a"), "p1": ("prefill", "a"), "rld0": ("relay", "a"), "md0": ("main", "b")}
 TWO_OF_ALL = {**TWO_PREFILLS, "rld1": ("relay", "a"), "md1": ("main", "c")}
@@ -267,12 +268,11 @@ async def test_automatic_mode_follows_the_relays_load_both_ways_without_flapping
         relay = bed.router.fleet.engines["rld0"]
         modes: list[str] = []
         with ExitStack() as others:
-            load: list[ExitStack] = []
+            load: list[Claim] = []
 
             async def at(others_running: int) -> None:
                 while len(load) < others_running:
-                    load.append(others.enter_context(ExitStack()))
-                    load[-1].enter_context(relay.occupied(lambda: None))
+                    load.append(others.enter_context(relay.claims.open()))
                 while len(load) > others_running:
                     load.pop().close()
                 body = await bed.chat(f"load {others_running} question {len(modes)}", max_tokens=60)

@@ -196,7 +196,7 @@ async def test_a_main_engine_that_holds_the_prefix_is_preferred_until_it_is_much
             for _ in range(6):  # of 8 at once
                 body = await bed.chat(content, max_tokens=5)
                 mains.append((await bed.record(body["id"]))["main"])
-                load.enter_context(state.occupied(lambda: None))
+                load.enter_context(state.claims.open())
         assert mains[:4] == [holder] * 4
         assert other in mains
 

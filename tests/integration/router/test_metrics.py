@@ -39,7 +39,7 @@ async def test_every_metric_moves() -> None:
         relay = bed.router.fleet.engines["rld0"]
         with ExitStack() as others:
             for _ in range(7):
-                others.enter_context(relay.occupied(lambda: None))
+                others.enter_context(relay.claims.open())
             await bed.chat("a handoff of a busy relay", max_tokens=60)
         await bed.chat("a handoff of an idle relay", max_tokens=60)
         agent.lands_after.clear()

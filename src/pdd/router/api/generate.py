@@ -10,7 +10,6 @@ from typing import Any, Literal
 from aiohttp import web
 
 from pdd.core.errors import ConnectionLostError, DeadlineError, NoEndpointError, PddError, TransportError
-from pdd.policy.placement import place
 from pdd.router.api.body import ChatBody, forwarded, parse_json, read_chat, read_completion
 from pdd.router.api.errors import BadRequestError, NotFoundError, TooLargeError
 from pdd.router.api.logprobs import LogprobFormat
@@ -21,7 +20,7 @@ from pdd.router.api.stream import ClientStream
 from pdd.router.parsing import ParsedStream
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.job import Rendered, read_rendered
-from pdd.router.request.planning import choose_prefill
+from pdd.router.request.planning import prefill_order
 from pdd.router.request.services import Services
 from pdd.router.sse import frame
 
@@ -115,12 +114,7 @@ class GenerateHandler:
             timeout_s=self._timeout_s(request),
             engine_headers={n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers},
         )
-        deadline_s = asked.arrived_s + asked.timeout_s
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                rendered = await self._render(asked.id, api, values)
-        except TimeoutError:
-            raise DeadlineError("the request did not finish in time (it was rendering)") from None
+        rendered = await self._render(asked, api, values)
         shape = Shape(
             api=api,
             id=f"{'chatcmpl' if api == 'chat' else 'cmpl'}-{asked.id}",
@@ -128,18 +122,16 @@ class GenerateHandler:
             logprobs=self._logprobs(body),
             token_ids=bool(body.return_token_ids),
         )
+        if not self._is_parsed(body):
+            return await self._run(request, asked, shape, rendered, [])
         async with AsyncExitStack() as stack:
-            answer = partial(self._services.parser.answer, values, deadline_s=deadline_s)
+            answer = partial(self._services.parser.answer, values, deadline_s=asked.deadline_s)
             parsed = [
                 await stack.enter_async_context(answer(list(prompt.token_ids)))
-                for prompt in (rendered if self._is_parsed(body) else ())
+                for prompt in rendered
                 for _ in range(body.n or 1)
             ]
-            runs = stack.enter_context(self._factory.planned(asked, rendered))
-            record = runs[0].driver.record
-            headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
-            reply = Reply(body=body, shape=shape, runs=runs, parsed=parsed, headers=headers)
-            return await (self._stream(request, reply) if body.stream else self._whole(reply))
+            return await self._run(request, asked, shape, rendered, parsed)
 
     # ---- before the first token
 
@@ -150,21 +142,28 @@ class GenerateHandler:
                 param="model",
             )
 
-    async def _render(self, request_id: str, api: Api, values: dict[str, Any]) -> list[Rendered]:
+    async def _render(self, asked: Asked, api: Api, values: dict[str, Any]) -> list[Rendered]:
         """The prompts as a P engine renders them; another one is asked if the first cannot be reached.
 
         A connection that is lost says little of its engine, which may be the only one: it is asked once more.
+
+        Raises:
+            DeadlineError: If the request's time ends meanwhile.
         """
         path = "/v1/chat/completions/render" if api == "chat" else "/v1/completions/render"
         sent = forwarded(values, self._config.model.name)
-        choose_prefill(self._services.fleet)
+        loop = asyncio.get_running_loop()
         last: PddError = NoEndpointError("no prefill engine is ready")
         again: list[str] = []
-        for engine in chain(place(self._services.fleet.views("prefill")).order, again):
+        for engine in chain(prefill_order(self._services.fleet), again):
             client = self._services.fleet.engines[engine].client
+            left_s = asked.deadline_s - loop.time()
             try:
-                answer = await client.render(path, sent, {"X-Request-Id": request_id})
+                answer = await client.render(path, sent, {"X-Request-Id": asked.id}, timeout_s=left_s)
             except TransportError as error:
+                if loop.time() >= asked.deadline_s:
+                    message = "the request did not finish in time (it was rendering)"
+                    raise DeadlineError(message) from error
                 last = error
                 if isinstance(error, ConnectionLostError) and engine not in again:
                     again.append(engine)
@@ -193,6 +192,20 @@ class GenerateHandler:
 
     # ---- the answer
 
+    async def _run(
+        self,
+        request: web.Request,
+        asked: Asked,
+        shape: Shape,
+        rendered: list[Rendered],
+        parsed: list[ParsedStream],
+    ) -> web.StreamResponse:
+        with self._factory.planned(asked, rendered) as runs:
+            record = runs[0].driver.record
+            headers = {"x-pdd-pipeline": record.pipeline or "", "x-pdd-reason": _reason_header(record)}
+            reply = Reply(body=asked.body, shape=shape, runs=runs, parsed=parsed, headers=headers)
+            return await (self._stream(request, reply) if asked.body.stream else self._whole(reply))
+
     async def _whole(self, reply: Reply) -> web.Response:
         await run_all([(run, Collected(run, text_only=reply.text_only)) for run in reply.runs])
         for run in reply.runs:
@@ -217,7 +230,7 @@ class GenerateHandler:
         if len(sinks) == 1:
             sinks[0].have_alone()
         try:
-            async with stream.kept_alive():
+            with stream.kept_alive():
                 if reply.parsed:
                     await _run_parsed(reply, sinks)
                 else:
@@ -255,10 +268,9 @@ def _reason_header(record: Record) -> str:
 
 
 async def _read(request: web.Request, limit_bytes: int) -> bytes:
-    too_large = TooLargeError(f"the body is larger than {limit_bytes} bytes")
-    if request.content_length is not None and request.content_length > limit_bytes:
-        raise too_large
     try:
-        return await request.read()
+        if (request.content_length or 0) <= limit_bytes:
+            return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise too_large from None
+        pass  # it did not say how long it is
+    raise TooLargeError(f"the body is larger than {limit_bytes} bytes")

@@ -1,9 +1,9 @@
 """From a checked and rendered request to what computes it: one run for every choice."""
 
 import re
-import uuid
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,17 +12,19 @@ from pdd.router.api.body import ChatBody, CompletionBody, stops
 from pdd.router.api.errors import BadRequestError
 from pdd.router.api.shapes import Choice
 from pdd.router.api.sinks import Run
+from pdd.router.claims import Claim
 from pdd.router.detokenize import TextOptions
 from pdd.router.kv_events import block_hasher
 from pdd.router.records import Record, RecordRing
 from pdd.router.request.driver import RequestDriver
 from pdd.router.request.job import Job, Rendered
-from pdd.router.request.planning import Planner, Planning, prompt_keys, reserved
+from pdd.router.request.planning import Planner, Planning, prompt_keys, reserve
 from pdd.router.request.services import Services
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for ``/v1/completions``."""
 _TRANSFER_ID_CHARS = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 Body = ChatBody | CompletionBody
 
@@ -36,6 +38,11 @@ class Asked:
     arrived_s: float
     timeout_s: float
     engine_headers: Mapping[str, str]
+
+    @property
+    def deadline_s(self) -> float:
+        """When its time is over, on the event loop's clock."""
+        return self.arrived_s + self.timeout_s
 
 
 class RunFactory:
@@ -55,10 +62,14 @@ class RunFactory:
             NoEndpointError: If no whole path exists.
             BadRequestError: If a prompt and its answer do not fit.
         """
-        with ExitStack() as reservations:
-            yield self._plan(asked, prompts, reservations)
+        reserved: list[Claim] = []
+        try:
+            yield self._plan(asked, prompts, reserved)
+        finally:
+            for claim in reserved:
+                claim.close()
 
-    def _plan(self, asked: Asked, prompts: Sequence[Rendered], reservations: ExitStack) -> list[Run]:
+    def _plan(self, asked: Asked, prompts: Sequence[Rendered], reserved: list[Claim]) -> list[Run]:
         body = asked.body
         runs: list[Run] = []
         for rendered in prompts:
@@ -69,10 +80,11 @@ class RunFactory:
                 max_tokens = max(1, rendered.max_tokens)
                 planning = self._planner.plan(asked.id, keys, max_tokens=max_tokens, relayable=relayable)
                 max_tokens = self._check_length(body, rendered, planning, max_tokens)
-                planning = replace(planning, plan=replace(planning.plan, max_tokens=max_tokens))
+                if max_tokens != planning.plan.max_tokens:
+                    planning = replace(planning, plan=replace(planning.plan, max_tokens=max_tokens))
                 record = self._record(asked, index, rendered, planning)
-                reservation = reservations.enter_context(ExitStack())
-                reservation.enter_context(reserved(self._services.fleet, planning))
+                reservation = reserve(self._services.fleet, planning)
+                reserved.extend(reservation)
                 driver = RequestDriver(
                     services=self._services,
                     job=_job(asked, index, _with_seed(rendered, copy), max_tokens),
@@ -155,13 +167,13 @@ class RunFactory:
 
 
 def _job(asked: Asked, index: int, rendered: Rendered, max_tokens: int) -> Job:
-    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", asked.id)[:_TRANSFER_ID_CHARS]
+    safe = _UNSAFE.sub("_", asked.id[:_TRANSFER_ID_CHARS])
     body = asked.body
     # A parser's needs may have changed it where the request was rendered.
     skips: Any = rendered.sampling_params.get("skip_special_tokens", body.skip_special_tokens)
     return Job(
         request_id=asked.id,
-        transfer_prefix=f"{safe}-{index}-{uuid.uuid4().hex[:12]}",
+        transfer_prefix=f"{safe}-{index}-{secrets.token_hex(6)}",
         rendered=rendered,
         text=TextOptions(
             stop=stops(body),

@@ -1,8 +1,8 @@
 """One client's event stream: late headers, no long silence, errors after the first byte as events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
@@ -48,23 +48,27 @@ class ClientStream:
         self._chunked = False
         self._wrote = False
         self._borrower: Borrower | None = None
+        self._next_look: asyncio.TimerHandle
+        self._comment: asyncio.Task[None] | None = None
 
     @property
     def begun(self) -> bool:
         """Whether the headers are out, so that an error has to be an event."""
         return self._response.prepared
 
-    @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
         """While the context is open, silence is filled with comments."""
         if not self._interval_s:
             yield
             return
-        task = asyncio.create_task(self._keep_alive())
+        self._look_later()
         try:
             yield
         finally:
-            task.cancel()
+            self._next_look.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
 
     def write(self, data: bytes) -> bool:
         """Send event bytes without waiting; false asks for ``ready`` to be awaited before many more."""
@@ -154,17 +158,21 @@ class ClientStream:
         self._transport = transport
         return transport
 
-    async def _keep_alive(self) -> None:
-        while True:
-            self._wrote = False
-            await asyncio.sleep(self._interval_s)
-            if (borrower := self._borrower) is not None:
-                if borrower.heard_s() > self._loop.time() - self._interval_s:
-                    continue
-                borrower.take_back()
-            if not self._wrote:
-                self.write(KEEP_ALIVE)
-                try:
-                    await self.ready()
-                except (ConnectionError, RuntimeError):
-                    return  # the client is gone; the handler hears of it itself
+    def _look_later(self) -> None:
+        """A timer and no task: hardly any stream is ever silent for so long."""
+        self._wrote = False
+        self._next_look = self._loop.call_later(self._interval_s, self._look)
+
+    def _look(self) -> None:
+        borrower = self._borrower
+        if borrower is not None and borrower.heard_s() <= self._loop.time() - self._interval_s:
+            borrower.take_back()  # no more than a silent engine's socket
+        is_silent = not self._wrote and self._borrower is None
+        if is_silent and (self._comment is None or self._comment.done()):
+            self.write(KEEP_ALIVE)
+            self._comment = asyncio.create_task(self._send_comment())
+        self._look_later()
+
+    async def _send_comment(self) -> None:
+        with suppress(ConnectionError, RuntimeError):  # the client is gone; the handler hears of it itself
+            await self.ready()

@@ -6,10 +6,10 @@ It owns the clock, the tasks and the order in which things happen.
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from pdd.router.claims import Claim
 from pdd.router.detokenize import Detokenizer
 from pdd.router.engines import EngineEnd, GenerateChunk, WireUsage
 from pdd.router.http_connection import Gate
@@ -77,7 +77,7 @@ class RequestDriver:
         services: Services,
         job: Job,
         planning: Planning,
-        reservation: ExitStack,
+        reservation: Sequence[Claim],
         record: Record,
         arrived_s: float,
     ) -> None:
@@ -154,7 +154,8 @@ class RequestDriver:
         self._services.metrics.in_flight.inc()
         try:
             await self._turn(Planned(plan=self._planning.plan))
-            self._reservation.close()  # its legs and what they wait for count themselves by now
+            for claim in self._reservation:  # its legs and what they wait for count themselves by now
+                claim.close()
             while self.machine.outcome is None:
                 self._idle = True
                 event = await self._inbox.get()
@@ -295,7 +296,6 @@ class RequestDriver:
         if decision.auto_mode != relay.auto_handoff:
             self._services.metrics.auto_switches.labels(engine=effect.relay, mode=decision.auto_mode).inc()
         relay.auto_handoff = decision.auto_mode
-        log.info("request %s: handoff %s (%s)", self._job.request_id, decision.mode, decision.reason)
         return self.machine.step(HandoffChosen(mode=decision.mode, catch_up=decision.catch_up))
 
     def _engines_now(self) -> EnginesNow:
@@ -381,7 +381,7 @@ class RequestDriver:
         )
         record = self.record
         log.info(
-            "request %s: %s by %s (%s), %d + %d tokens, ttft %s, wan %d bytes",
+            "request %s: %s by %s (%s), %d + %d tokens, ttft %s, handoff %s, wan %d bytes",
             self._job.request_id,
             record.outcome,
             record.pipeline,
@@ -389,6 +389,7 @@ class RequestDriver:
             record.prompt_tokens,
             record.output_tokens,
             f"{record.ttft_s:.3f} s" if record.ttft_s is not None else "none",
+            record.handoff_mode or "none",
             record.wan_bytes,
         )
 

@@ -56,6 +56,13 @@ class Rendered:
         return bool(self.carried.get("features"))
 
 
+class _Rendering(msgspec.Struct):
+    """What is read of an answer to a render request; the type of a struct is looked at once."""
+
+    token_ids: list[TokenId]
+    sampling_params: dict[str, Any]
+
+
 def read_rendered(body: Mapping[str, Any]) -> Rendered:
     """The rendering out of an engine's answer to a render request.
 
@@ -63,9 +70,8 @@ def read_rendered(body: Mapping[str, Any]) -> Rendered:
         RemoteProtocolError: If it is none.
     """
     try:
-        token_ids = msgspec.convert(body["token_ids"], list[TokenId])
-        sampling_params = msgspec.convert(body["sampling_params"], dict[str, Any])
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        rendering = msgspec.convert(body, _Rendering)
+    except msgspec.ValidationError as error:
         raise RemoteProtocolError(f"an engine's rendering is not of the schema: {error!r}") from error
     carried = (
         "model",
@@ -76,12 +82,12 @@ def read_rendered(body: Mapping[str, Any]) -> Rendered:
         "reasoning_ended",
         "reasoning_parser_kwargs",
     )
-    params = {key: value for key, value in sampling_params.items() if key not in _ROUTER_OWNED}
+    params = {key: value for key, value in rendering.sampling_params.items() if key not in _ROUTER_OWNED}
     if isinstance(outputs := params.get("structured_outputs"), dict):
         # Private fields of the engine's own dataclass; it does not take them back.
         params["structured_outputs"] = {k: v for k, v in outputs.items() if not k.startswith("_")}
     return Rendered(
-        token_ids=array("i", token_ids),
+        token_ids=array("i", rendering.token_ids),
         sampling_params=params,
         carried={key: body[key] for key in carried if body.get(key) is not None},
     )

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -126,13 +125,15 @@ class Legs:
             task.cancel()
 
         # From this moment on, not from when the task runs: others are placed in between.
-        occupied = ExitStack()
-        occupied.enter_context(state.occupied(on_down))
-        occupied.enter_context(state.computing(computes_tokens))
+        claim = state.claims.open(computes_tokens=computes_tokens, on_down=on_down)
+
+        def on_done(done: asyncio.Task[None]) -> None:
+            claim.close()
+            self._report_bug(leg, done)
+
         task = asyncio.create_task(self._run(leg, state, work), name=self._job.hop_id(leg))
-        task.add_done_callback(lambda _: occupied.close())
+        task.add_done_callback(on_done)
         self._tasks[leg] = task
-        task.add_done_callback(lambda done: self._report_bug(leg, done))
 
     def _report_bug(self, leg: int, task: asyncio.Task[None]) -> None:
         """An error outside the tree is a bug of ours; the request must end with it, not wait for ever."""
@@ -163,10 +164,10 @@ class Legs:
         chunk = await state.client.generate(body, self._job.engine_headers(leg))
         if not chunk.tokens or chunk.finish not in GOOD_ENDS:
             raise EngineError(502, f"{state.config.id} ended the prefill with {chunk.finish!r}")
-        self._note_prefill(chunk)
         self._post(
             Prefilled(leg=leg, token=chunk.tokens[0], finish=chunk.finish, stop_reason=chunk.stop_reason)
         )
+        self._note_prefill(chunk)
 
     async def _round(self, effect: StartRound, state: EngineState, body: dict[str, Any]) -> None:
         chunk = await state.client.generate(body, self._job.engine_headers(effect.leg))

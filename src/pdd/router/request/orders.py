@@ -4,10 +4,10 @@ It keeps no prompt: late news of a transfer, which may order a release, come lon
 """
 
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
 from typing import Any
 
 from pdd.router.agents import AgentEvent
+from pdd.router.claims import Claim
 from pdd.router.fleet import Fleet
 from pdd.router.request.events import StartPrefill
 from pdd.router.request.job import transfer_id
@@ -30,7 +30,7 @@ class Orders:
         self._fleet = fleet
         self._background = background
         self._transfer_prefix = transfer_prefix
-        self._expected: dict[str, ExitStack] = {}
+        self._expected: dict[str, Claim] = {}
 
     def note(self, effect: StartPrefill, listener: Callable[[AgentEvent], None]) -> None:
         """P gets the order with its request; what becomes of it is heard, and its targets are expected."""
@@ -38,20 +38,20 @@ class Orders:
         self.targets[effect.attempt] = effect.targets
         self.expect_none()
         for engine in effect.targets:  # asked once the KV is there: others are placed with that in mind
-            self._expected[engine] = stack = ExitStack()
-            stack.enter_context(self._fleet.engines[engine].expected())
+            self._expected[engine] = self._fleet.engines[engine].claims.open()
         if effect.targets:
             agent = self._fleet.engines[effect.engine].agent
             agent.listen(self._transfer(effect.attempt), listener)
 
     def begins(self, engine: str) -> None:
         """The engine runs the request: it is expected there no more."""
-        self._expected.pop(engine, ExitStack()).close()
+        if (claim := self._expected.pop(engine, None)) is not None:
+            claim.close()
 
     def expect_none(self) -> None:
         """The request is expected nowhere."""
-        for stack in self._expected.values():
-            stack.close()
+        for claim in self._expected.values():
+            claim.close()
         self._expected.clear()
 
     def cancel(self, attempt: int, peer: str) -> None:

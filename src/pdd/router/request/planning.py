@@ -1,7 +1,6 @@
 """Asks the policies about one rendered request and puts their answers into a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +14,7 @@ from pdd.policy.placement import place
 from pdd.policy.relayable import RelayDecision
 from pdd.policy.snapshot import DeltaView, EngineView, LinkView
 from pdd.router.belief import PromptBlocks, block_name
+from pdd.router.claims import Claim
 from pdd.router.decisions import DecisionLog
 from pdd.router.fleet import EngineState, Fleet
 from pdd.router.request.events import EnginesNow, Plan
@@ -29,17 +29,16 @@ _NO_LINK = LinkView(rate_bytes_per_s=1.0, rtt_s=0.0, up=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptKeys:
-    """The content addresses of a prompt's blocks; empty where they cannot be known."""
+    """The content addresses of a prompt's blocks; empty where they cannot be known.
+
+    ``blocks`` is the prompt as the belief about caches knows it.
+    """
 
     hasher: BlockHasher
     hashes: list[bytes]
     token_ids: Sequence[int]
+    blocks: PromptBlocks
     tenant: str = ""
-
-    @property
-    def blocks(self) -> PromptBlocks:
-        """The prompt as the belief about caches knows it."""
-        return self._named(self.hashes, len(self.token_ids))
 
     def with_reply(self, reply: list[int]) -> PromptBlocks:
         """Prompt and reply, hashing only what the prompt's hashes do not cover."""
@@ -47,15 +46,8 @@ class PromptKeys:
             return self.blocks
         rest = [*self.token_ids[len(self.hashes) * self.hasher.block_tokens :], *reply]
         more = self.hasher.block_hashes(rest, parent=self.hashes[-1])
-        return self._named(self.hashes + more, len(self.token_ids) + len(reply))
-
-    def _named(self, hashes: list[bytes], num_tokens: int) -> PromptBlocks:
-        return PromptBlocks(
-            names=tuple(block_name(block_hash) for block_hash in hashes),
-            num_tokens=num_tokens,
-            block_tokens=self.hasher.block_tokens,
-            blocks_per_chunk=self.hasher.blocks_per_chunk,
-        )
+        names = self.blocks.names + _names(more)
+        return _blocks(self.hasher, names, len(self.token_ids) + len(reply))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +68,30 @@ def prompt_keys(hasher: BlockHasher, rendered: Rendered) -> PromptKeys:
     salt = rendered.carried.get("cache_salt")
     # The hashes of images are the engine's business; without them every hash would be wrong.
     hashes = [] if rendered.multimodal else hasher.block_hashes(rendered.token_ids, cache_salt=salt)
-    return PromptKeys(hasher=hasher, hashes=hashes, token_ids=rendered.token_ids, tenant=rendered.tenant)
+    return PromptKeys(
+        hasher=hasher,
+        hashes=hashes,
+        token_ids=rendered.token_ids,
+        blocks=_blocks(hasher, _names(hashes), len(rendered.token_ids)),
+        tenant=rendered.tenant,
+    )
 
 
-@contextmanager
-def reserved(fleet: Fleet, planning: Planning) -> Iterator[None]:
-    """What was planned counts at its engines while the context is open, though nothing of it runs yet.
+def _names(hashes: Iterable[bytes]) -> tuple[int, ...]:
+    return tuple([block_name(block_hash) for block_hash in hashes])
+
+
+def _blocks(hasher: BlockHasher, names: tuple[int, ...], num_tokens: int) -> PromptBlocks:
+    return PromptBlocks(
+        names=names,
+        num_tokens=num_tokens,
+        block_tokens=hasher.block_tokens,
+        blocks_per_chunk=hasher.blocks_per_chunk,
+    )
+
+
+def reserve(fleet: Fleet, planning: Planning) -> list[Claim]:
+    """What was planned counts at its engines from now on, though nothing of it runs yet.
 
     Several answers are planned before the first of them begins; without this, each would be placed as if it
     were alone.
@@ -89,15 +99,13 @@ def reserved(fleet: Fleet, planning: Planning) -> Iterator[None]:
     plan, engines = planning.plan, fleet.engines
     prefill = plan.prefills[0]
     missing = len(planning.prompt.token_ids) - planning.believed_held_tokens.get(prefill, 0)
-    with ExitStack() as stack:
-        stack.enter_context(engines[prefill].computing(max(0, missing)))
-        for engine in (prefill, *plan.first_targets):
-            stack.enter_context(engines[engine].expected())
-        yield
+    claims = [engines[prefill].claims.open(computes_tokens=max(0, missing))]
+    claims.extend(engines[engine].claims.open() for engine in plan.first_targets)
+    return claims
 
 
-def choose_prefill(fleet: Fleet) -> str:
-    """The P engine to render and prefill on.
+def prefill_order(fleet: Fleet) -> tuple[str, ...]:
+    """The P engines that may render, best first.
 
     Raises:
         NoEndpointError: If none is ready.
@@ -105,7 +113,7 @@ def choose_prefill(fleet: Fleet) -> str:
     order = place(fleet.views("prefill")).order
     if not order:
         raise NoEndpointError(f"{_MISSING['no_prefill_engine']}: {'; '.join(fleet.missing_for_ready())}")
-    return order[0]
+    return order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,10 @@ class Phase(StrEnum):
 RELAY_SPEAKS = (Phase.RELAYING, Phase.CATCHING_UP, Phase.BETWEEN_ROUNDS)
 
 
+_NO_PLAN = Plan(pipeline="p-md", prefills=(), relays=(), mains=(), max_tokens=0, prompt_tokens=0)
+_NONE_LEFT = Failure(kind="no_engine_left", message="no engine is left", status=503)
+
+
 class RequestState:
     """One request. ``effects`` is what is to be done after the present event.
 
@@ -60,9 +64,7 @@ class RequestState:
         self.effects: list[Effect] = []
         self.phase = Phase.RENDERING
         self.outcome: Outcome | None = None
-        self.plan = Plan(
-            pipeline="p-md", prefills=(), relays=(), mains=(), max_tokens=0, prompt_tokens=0
-        )  # none yet
+        self.plan = _NO_PLAN
         self.tokens = array("i")  # an answer may be long, and a list takes nine times as much
         # The current attempt.
         self.attempt = 0
@@ -85,7 +87,7 @@ class RequestState:
         self.was_resumed = False
         # What went wrong.
         self.failures: list[Failure] = []
-        self.last_failure = Failure(kind="no_engine_left", message="no engine is left", status=503)
+        self.last_failure = _NONE_LEFT
         self.failed: set[str] = set()
         self.unreachable: set[str] = set()
         self.has_prefilled = False
