@@ -117,6 +117,7 @@ class ClientStream:
     def take_back(self, unsent: bytes) -> bool:
         """The socket is written here again, beginning with bytes that are framed already."""
         self._borrower = None
+        self._wrote = True  # perhaps a moment ago
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
@@ -162,6 +163,7 @@ class ClientStream:
                 if borrower.heard_s() > self._loop.time() - self._interval_s:
                     continue
                 borrower.take_back()
+                self._wrote = False
             if not self._wrote:
                 self.write(KEEP_ALIVE)
                 try:
