@@ -82,6 +82,7 @@ class FakeEngine:
         self.drop_whole = 0
         self.drop_renders = 0
         self.split_events = False
+        self.tokens_per_event = 1
         self.flows = asyncio.Event()
         self.flows.set()
         self.tokens_streamed = 0
@@ -268,6 +269,9 @@ class FakeEngine:
             await self.flows.wait()
             await self._strike(request, response, len(tokens))
             new, finish = self._tokens(body, tokens)
+            while finish is None and len(new) < self.tokens_per_event:
+                more, finish = self._tokens(body, tokens + new)
+                new += more
             tokens += new
             self.tokens_streamed += len(new)
             if self.abort_stream_after is not None and len(tokens) > self.abort_stream_after:
@@ -283,7 +287,7 @@ class FakeEngine:
         return response
 
     async def _send(self, response: web.StreamResponse, payload: dict[str, Any]) -> None:
-        data = f"data: {json.dumps(payload)}\n\n".encode()
+        data = f"data: {json.dumps(payload, separators=(',', ':'))}\n\n".encode()  # as vLLM writes it
         step = 7 if self.split_events else len(data)
         for start in range(0, len(data), step):  # split: one event in many TCP segments
             await response.write(data[start : start + step])

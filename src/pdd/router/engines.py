@@ -231,7 +231,7 @@ class EngineClient:
                     if payload == b"[DONE]":
                         return True
                     steady_events = steady_events + 1 if take(payload) else 0
-            if steady_events >= STEADY_EVENTS and connection is not None:
+            if steady_events >= STEADY_EVENTS and tokens.known and connection is not None:
                 steady_events = 0
                 on_steady(EngineEnd(connection=connection, around=tokens.around))
             return False

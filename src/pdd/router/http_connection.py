@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """The exchange is over for its owner: the connection is reused if the answer ends in order."""
-        self._on_bytes = None
+        self._on_bytes = self._at_chunk = None
         if self._complete:
             self._free()
         elif self._satisfied and self._error is None:
@@ -187,7 +187,8 @@ class Connection(asyncio.Protocol):
 
         None if that cannot be now. Errors and the end of the stream are not noticed meanwhile.
         """
-        in_order = not (self._parts or self._paused or self._error or self._satisfied)
+        over = self._error or self._satisfied or self._complete
+        in_order = not (self._parts or self._paused or over)
         fd = lendable_fd(self._transport) if self._between_chunks and in_order else None
         if fd is None:
             return None
@@ -198,7 +199,9 @@ class Connection(asyncio.Protocol):
 
     def take_back(self, unread: bytes = b"") -> None:
         """The socket is read here again, beginning with what was read from it and not used."""
-        self._borrower = None
+        if self._borrower is not None:
+            self._heard_s = max(self._heard_s, self._borrower.heard_s())
+            self._borrower = None
         unread, self._held = self._held + unread, b""
         if self._lost or self._transport.is_closing():
             return
@@ -274,6 +277,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came: parse them, and give the body to the reader at once."""
         self._heard_s = self._loop.time()
+        if self._held:  # reading went on for another reason
+            self._held += data
+            return
         if self._at_chunk is not None:
             data = self._hold(data)
         try:

@@ -64,13 +64,15 @@ class EventParser:
 class TokenEvents:
     """Reads the tokens of an event that is like the one before it, without parsing JSON.
 
-    An engine's events in the middle of an answer differ in nothing but the tokens' IDs.
+    An engine's events in the middle of an answer differ in nothing but the tokens' IDs. ``around`` is what
+    surrounds those, once it is ``known``.
     """
 
     _MARK = b'"token_ids":['
 
     def __init__(self) -> None:
         self.around = (b"\0", b"\0")
+        self.known = False
         self._start = self._end = 0
 
     def learn(self, payload: bytes) -> None:
@@ -79,7 +81,7 @@ class TokenEvents:
         start = data.find(self._MARK) + len(self._MARK)
         end = data.find(b"]", start)
         if start >= len(self._MARK) and _ids(data[start:end]):
-            self.around = data[:start], data[end:]
+            self.around, self.known = (data[:start], data[end:]), True
             self._start, self._end = start, end - len(data)
 
     def read(self, data: bytes) -> list[int]:

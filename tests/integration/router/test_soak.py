@@ -12,3 +12,4 @@ async def test_a_minute_of_mixed_traffic_and_random_trouble_ends_every_answer_ex
     assert report.ends["complete"] > 20
     assert report.ends["cancelled"] > 0
     assert len(report.num_faults) >= 6
+    assert report.lane_tokens > 1000

@@ -1,5 +1,6 @@
 """The request state machine: its paths by example, and its invariants under every order of events."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
@@ -434,6 +435,60 @@ def test_only_attempts_without_a_token_count_towards_the_limit() -> None:
     assert machine.outcome is None
 
 
+# ---- tokens that change nothing but the answer's length
+
+
+def step_with_room(machine: RequestMachine, event: Event) -> tuple[list[Effect], bool]:
+    """The event's effects; for tokens the machine has room for, they are those of ``take``."""
+    room = machine.room_for_more(event.leg) if isinstance(event, Tokens) and event.finish is None else 0
+    if not isinstance(event, Tokens) or not 0 < len(event.tokens) <= room:
+        return machine.step(event), False
+    other, role, position = deepcopy(machine), machine.speaking, len(machine.tokens)
+    other.take([token.id for token in event.tokens])
+    effects = machine.step(event)
+    assert effects == [Emit(position=position, tokens=event.tokens, role=role, finish=None, stop_reason=None)]
+    assert {**vars(other), "effects": effects} == vars(machine)
+    return effects, True
+
+
+def decoding() -> tuple[RequestMachine, StartDecode]:
+    """A machine whose main engine has given its first token."""
+    machine, prefill = begun(plan(pipeline="p-md", max_tokens=100))
+    machine.step(Landed(attempt=1, peer="md0"))
+    effects = machine.step(Prefilled(leg=prefill.leg, token=Token(id=0), finish="length"))
+    assert isinstance(effects[-1], StartDecode)
+    machine.step(tokens_of(effects[-1].leg, 1))
+    return machine, effects[-1]
+
+
+def test_there_is_room_in_the_middle_of_what_main_says() -> None:
+    machine, decode = decoding()
+    assert machine.room_for_more(decode.leg) == 97  # the last one ends the answer
+    assert machine.room_for_more(decode.leg + 1) == 0
+    assert step_with_room(machine, tokens_of(decode.leg, *range(97)))[1]
+    assert machine.room_for_more(decode.leg) == 0
+    effects, _ = step_with_room(machine, tokens_of(decode.leg, 5))
+    assert effects[-1] == Complete(finish="length")
+
+
+@pytest.mark.parametrize(("hold_tokens", "room"), [(0, 97), (5, 3), (1000, 97)])
+def test_there_is_room_in_what_the_relay_says_up_to_what_sends_for_main(hold_tokens: int, room: int) -> None:
+    machine, relay = relaying(plan(max_tokens=100, hold_tokens=hold_tokens))
+    assert machine.room_for_more(relay.leg) == 0  # its first token releases the relay's KV
+    machine.step(tokens_of(relay.leg, 1))
+    assert machine.room_for_more(relay.leg) == room
+    assert step_with_room(machine, tokens_of(relay.leg, *range(room)))[1]
+    assert machine.room_for_more(relay.leg) == 0
+    assert machine.eager_tokens == room + 1
+    resumed = only(machine.step(tokens_of(relay.leg, 7)), ResumeTransfer)
+    assert bool(resumed) == (hold_tokens == 5)
+
+
+def test_there_is_no_room_while_main_catches_up() -> None:
+    machine, relay = inside_a_block()
+    assert machine.room_for_more(relay.leg) == 0
+
+
 # ---- every order of events
 
 
@@ -450,8 +505,8 @@ class World:
 
     def feed(self, event: Event) -> None:
         """Step, take the effects, check."""
-        todo = self.machine.step(event)
-        for effect in todo:
+        effects, _ = step_with_room(self.machine, event)
+        for effect in effects:
             self.take(effect)
         self.machine.check_invariants()
         assert len(self.ends) <= 1

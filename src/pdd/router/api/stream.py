@@ -121,6 +121,7 @@ class ClientStream:
     def take_back(self, unsent: bytes) -> bool:
         """The socket is written here again, beginning with bytes that are framed already."""
         self._borrower = None
+        self._wrote = True  # perhaps a moment ago
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
@@ -166,7 +167,8 @@ class ClientStream:
     def _look(self) -> None:
         borrower = self._borrower
         if borrower is not None and borrower.heard_s() <= self._loop.time() - self._interval_s:
-            borrower.take_back()  # no more than a silent engine's socket
+            borrower.take_back()
+            self._wrote = False
         is_silent = not self._wrote and self._borrower is None
         if is_silent and (self._comment is None or self._comment.done()):
             self.write(KEEP_ALIVE)
