@@ -43,6 +43,8 @@ async def test_every_metric_moves() -> None:
             await bed.chat("a handoff of a busy relay", max_tokens=60)
         await bed.chat("a handoff of an idle relay", max_tokens=60)
         agent.lands_after.clear()
+        streamed = [{"role": "user", "content": "by the fast path"}]
+        await (await bed.post("/v1/chat/completions", messages=streamed, stream=True, max_tokens=60)).text()
         await bed.chat("structured", max_tokens=5, response_format={"type": "json_object"})
         bed.router.fleet.engines["p0"].agent.links["md0"]["rate_bytes_per_s"] = 100.0
         bed.router.fleet.engines["p0"].agent.links["md1"]["rate_bytes_per_s"] = 100.0
