@@ -12,6 +12,7 @@ namespace pdd {
 
 constexpr size_t kMaxIdDigits = 9;
 constexpr size_t kMaxHeadDigits = 6;
+constexpr size_t kMaxFrameBytes = kMaxHeadDigits + 4;  // of a chunk, around its content
 
 // What surrounds the only part of an event that changes.
 struct Pattern {

@@ -5,7 +5,8 @@
 // token, an error, an added token, a client that reads slowly, a closed connection) is not touched: the lane
 // stops before it, and its sockets go back to Python with the bytes that were read and not used.
 //
-// This file is the interface, in C and for ctypes (library.py); lanes.hpp is what it is about.
+// This file is the interface, in C and for ctypes (library.py); lanes.hpp is what it is about. Memory that
+// runs out ends the process: in the middle of an answer nobody could say what its client has got.
 
 #include "lanes.hpp"
 
@@ -29,11 +30,11 @@ void* pdd_fastpath_open(const uint32_t* offsets, uint32_t num_tokens, const char
   return nullptr;
 }
 
-void pdd_fastpath_close(void* path) { delete static_cast<pdd::FastPath*>(path); }
+void pdd_fastpath_close(void* path) noexcept { delete static_cast<pdd::FastPath*>(path); }
 
-int pdd_fastpath_returned_fd(void* path) { return static_cast<pdd::FastPath*>(path)->returned_fd(); }
+int pdd_fastpath_returned_fd(void* path) noexcept { return static_cast<pdd::FastPath*>(path)->returned_fd(); }
 
-int64_t pdd_fastpath_lend(void* path, const pdd_lane* asked) try {
+int64_t pdd_fastpath_lend(void* path, const pdd_lane* asked) noexcept {
   auto lane = std::unique_ptr<pdd::Lane>(new pdd::Lane{
       pdd::Descriptor::copy_of(asked->engine_fd),
       pdd::Descriptor::copy_of(asked->client_fd),
@@ -44,19 +45,17 @@ int64_t pdd_fastpath_lend(void* path, const pdd_lane* asked) try {
   });
   lane->unread.assign(asked->unread, asked->num_unread);
   return static_cast<pdd::FastPath*>(path)->lend(std::move(lane));
-} catch (...) {
-  return -ENOMEM;
 }
 
-int32_t pdd_fastpath_take_returned(void* path, int64_t* lanes, int32_t capacity) {
+int32_t pdd_fastpath_take_returned(void* path, int64_t* lanes, int32_t capacity) noexcept {
   return static_cast<pdd::FastPath*>(path)->take_returned(lanes, capacity);
 }
 
-int32_t pdd_fastpath_look(void* path, int64_t lane, int32_t stop, pdd::News* news) {
+int32_t pdd_fastpath_look(void* path, int64_t lane, int32_t stop, pdd::News* news) noexcept {
   return static_cast<pdd::FastPath*>(path)->look(uint64_t(lane), stop != 0, *news) ? 0 : -ENOENT;
 }
 
-void pdd_fastpath_forget(void* path, int64_t lane) {
+void pdd_fastpath_forget(void* path, int64_t lane) noexcept {
   static_cast<pdd::FastPath*>(path)->forget(uint64_t(lane));
 }
 }

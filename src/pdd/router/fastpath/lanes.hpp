@@ -29,7 +29,7 @@
 
 namespace pdd {
 
-constexpr size_t kReadBytes = 64 * 1024;
+constexpr size_t kReadBytes = 64 * 1024;  // at once; an event is no longer
 constexpr size_t kMaxListBytes = 4096;  // of the token IDs of one event
 constexpr uint32_t kMaxGaps = 512;  // of a lane; their median is all that is asked for
 constexpr int kEventsPerTurn = 256;
@@ -54,7 +54,22 @@ class Descriptor {
   int fd_;
 };
 
-// Why a lane has stopped. Python knows the same numbers.
+// While it lives, neither this thread nor one that it starts is interrupted: signals are Python's.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+// Why a lane has stopped, for those who count; all that matters is in its bytes. Python knows the same numbers.
 enum Reason : int32_t { kRunning, kOtherEvent, kEngineClosed, kClientClosed, kTakenBack };
 
 struct Lane {
@@ -72,7 +87,7 @@ struct Lane {
   Reason reason = kRunning;
 };
 
-// What Python is told of a lane. The pointers hold until a lane is looked at again or forgotten.
+// What Python is told of a lane. The pointers hold until the next look at any.
 struct News {
   int32_t reason;
   uint32_t num_ids;
@@ -86,6 +101,13 @@ struct News {
   double max_gap_s;
   uint32_t num_gaps;
   const double* gaps_s;
+};
+
+// What they point to: the lane itself goes on meanwhile.
+struct Told {
+  std::vector<uint32_t> ids;
+  std::vector<double> gaps_s;
+  std::string unread, unsent;
 };
 
 class FastPath {
@@ -106,11 +128,8 @@ class FastPath {
   // Starts the thread; false if the kernel has no descriptors left.
   bool start() {
     if (!epoll_.valid() || !stop_.valid() || !returned_.valid() || !watch(stop_, kStopSignal, EPOLLIN)) return false;
-    sigset_t all, before;  // signals are Python's
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
+    SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return true;
   }
 
@@ -120,11 +139,11 @@ class FastPath {
   // Begins a lane; its number, or a negative errno.
   int64_t lend(std::unique_ptr<Lane> lane) {
     if (!lane->engine.valid() || !lane->client.valid()) return -EMFILE;
-    if (lane->from_engine.bytes() + kMaxListBytes > kReadBytes) return -EINVAL;
+    if (lane->from_engine.bytes() + kMaxListBytes + kMaxFrameBytes > kReadBytes) return -EINVAL;
     std::lock_guard lock(mutex_);
     uint64_t number = ++last_number_;
     if (!watch(lane->engine, number, EPOLLIN)) return -errno;
-    Lane& begun = *lanes_.emplace(number, std::move(lane)).first->second;
+    Lane& begun = *(lanes_[number] = std::move(lane));
     std::string unread = std::exchange(begun.unread, {});
     if (!unread.empty()) end_unless_running(begun, number, take_in(begun, number, unread));
     return int64_t(number);
@@ -148,27 +167,23 @@ class FastPath {
     if (found == lanes_.end()) return false;
     Lane& lane = *found->second;
     if (stop) end(lane, kTakenBack);
-    looked_at_.swap(lane.ids);
-    lane.ids.clear();
-    gaps_looked_at_.swap(lane.gaps_s);
-    lane.gaps_s.clear();
+    told_ = {std::exchange(lane.ids, {}), std::exchange(lane.gaps_s, {}), lane.unread, lane.unsent};
     news = {lane.reason,
-            uint32_t(looked_at_.size()),
-            looked_at_.data(),
+            uint32_t(told_.ids.size()),
+            told_.ids.data(),
             lane.text.held_tokens(),
-            uint32_t(lane.unread.size()),
-            lane.unread.data(),
-            uint32_t(lane.unsent.size()),
-            lane.unsent.data(),
+            uint32_t(told_.unread.size()),
+            told_.unread.data(),
+            uint32_t(told_.unsent.size()),
+            told_.unsent.data(),
             lane.last_s,
-            lane.max_gap_s,
-            uint32_t(gaps_looked_at_.size()),
-            gaps_looked_at_.data()};
-    lane.max_gap_s = 0;
+            std::exchange(lane.max_gap_s, 0),
+            uint32_t(told_.gaps_s.size()),
+            told_.gaps_s.data()};
     return true;
   }
 
-  // The lane is no more, and its copies of the sockets are closed.
+  // A lane that has stopped is no more, and its copies of the sockets are closed.
   void forget(uint64_t number) {
     std::lock_guard lock(mutex_);
     lanes_.erase(number);
@@ -280,8 +295,9 @@ class FastPath {
   // Writes `out_`. If the client does not take all of it and the lane goes on, it waits for the client now.
   Reason send_out(Lane& lane, uint64_t number, bool goes_on) {
     size_t sent = 0;
-    if (!try_send(lane, out_, sent)) return kClientClosed;
+    bool is_open = try_send(lane, out_, sent);
     lane.unsent.assign(out_, sent, std::string::npos);
+    if (!is_open) return kClientClosed;
     if (lane.unsent.empty() || !goes_on) return kRunning;
     unwatch(lane.engine);
     return watch(lane.client, number, EPOLLOUT) ? kRunning : kClientClosed;
@@ -319,10 +335,10 @@ class FastPath {
   std::unordered_map<uint64_t, std::unique_ptr<Lane>> lanes_;
   std::vector<uint64_t> stopped_;
   uint64_t last_number_ = 0;
-  std::vector<uint32_t> looked_at_, event_ids_;
-  std::vector<double> gaps_looked_at_;
+  Told told_;
+  std::vector<uint32_t> event_ids_;
   std::string out_, event_text_;
-  char buffer_[2 * kReadBytes];
+  char buffer_[2 * kReadBytes];  // what is kept of an unfinished event, and what is read
 };
 
 }  // namespace pdd

@@ -137,15 +137,21 @@ class FastPath:
         self._loop.add_reader(self._returned_fd, self._take_returned)
 
     def close(self) -> None:
-        """No lane runs any more, and the thread has ended."""
+        """All lanes were taken back, and the thread has ended."""
         if self._path:
             self._loop.remove_reader(self._returned_fd)
-            self._lanes.clear()
+            for number in list(self._lanes):
+                self._give_back(number)
             self._library.pdd_fastpath_close(self._path)
             self._path = 0
 
     def lend(self, ends: Ends, borrower: Borrower) -> int | None:
-        """The number of a new lane between the two sockets; None if the kernel has no descriptor for it."""
+        """The number of a new lane between the two sockets; None if there cannot be one.
+
+        That is if the fast path is closed, the kernel has no descriptor left, or the events are very long.
+        """
+        if not self._path:
+            return None
         (before, after), (client_before, client_after) = ends.engine_around, ends.client_around
         asked = LaneStruct(
             ends.engine_fd,
@@ -183,9 +189,10 @@ class FastPath:
 
     def look(self, number: int, *, stop: bool = False) -> News:
         """What the lane did since the last look; it goes on, unless it is to stop."""
-        news = self._news
-        if self._library.pdd_fastpath_look(self._path, number, stop, ctypes.byref(news)):
+        if number not in self._lanes:
             raise LookupError(f"no lane {number}")
+        news = self._news
+        self._library.pdd_fastpath_look(self._path, number, stop, ctypes.byref(news))
         return News(
             reason=Reason(news.reason),
             ids=array("i", ctypes.string_at(news.ids, news.num_ids * 4)),
@@ -205,5 +212,8 @@ class FastPath:
         numbers = (ctypes.c_int64 * _RETURNED_AT_ONCE)()
         while count := self._library.pdd_fastpath_take_returned(self._path, numbers, _RETURNED_AT_ONCE):
             for number in numbers[:count]:
-                if (borrower := self._lanes.get(number)) is not None:  # else it was stopped a moment ago
-                    self._loop.call_soon(borrower.take_back)
+                self._loop.call_soon(self._give_back, number)
+
+    def _give_back(self, number: int) -> None:
+        if (borrower := self._lanes.get(number)) is not None:  # else it was stopped a moment ago
+            borrower.take_back()
