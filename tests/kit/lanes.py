@@ -69,7 +69,7 @@ class Told:
 
 def told(chunks: Chunks, *, room: int = 2**31) -> Told:
     """What a lane has to do that may take so many tokens, by the rule in Python."""
-    text, taken, engine, client = FastText(VOCABULARY), [], b"", bytearray()
+    text, taken, engine, client = FastText(VOCABULARY), [], bytearray(), bytearray()
     held = 0
     for data, ids in chunks:
         parts = [] if ids is None or len(taken) + len(ids) > room else [text.take(i) for i in ids]
@@ -80,7 +80,7 @@ def told(chunks: Chunks, *, room: int = 2**31) -> Told:
         engine += data
         escaped = msgspec.json.encode("".join(part or "" for part in parts))[1:-1]
         client += chunk(CLIENT_AROUND[0] + escaped + CLIENT_AROUND[1])
-    return Told(ids=taken, held=held, engine=engine, client=bytes(client))
+    return Told(ids=taken, held=held, engine=bytes(engine), client=bytes(client))
 
 
 def told_of(ids: Iterable[int]) -> Told:
