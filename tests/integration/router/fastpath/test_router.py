@@ -24,13 +24,7 @@ CONTENT = "At length, please."
 MESSAGES = [{"role": "user", "content": CONTENT}]
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Asyncio's loop, and production's."""
-    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
-
-
-ON_UVLOOP = pytest.mark.parametrize("event_loop_policy", ["uvloop"], indirect=True)
+ON_UVLOOP = pytest.mark.asyncio(loop_factories=["uvloop"])
 """Where the transports do not matter."""
 
 
@@ -132,11 +126,11 @@ async def test_kv_that_lands_while_the_relays_lane_runs_is_joined_exactly(mode: 
 
 @pytest.mark.parametrize("fault", ["kill_stream_after", "garble_stream_after", "abort_stream_after"])
 async def test_an_engine_that_fails_in_a_lane_is_replaced_exactly(
-    fault: str, event_loop_policy: asyncio.AbstractEventLoopPolicy
+    fault: str, request: pytest.FixtureRequest
 ) -> None:
     async with running_bed(roles=ROLES, router={"pipeline": "p-md"}) as bed:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, uvloop.Loop) == isinstance(event_loop_policy, uvloop.EventLoopPolicy)
+        assert isinstance(loop, uvloop.Loop) == ("uvloop" in request.node.name)
         answer = asyncio.create_task(stream(bed, max_tokens=300))
         await until_lent(bed, 20)
         victim = next(main for main in (bed.md0, bed.md1) if main.running)
