@@ -9,8 +9,10 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from tokenizers import Tokenizer
 
 from pdd.core.errors import EngineError
+from pdd.router.detokenize import Detokenizer, TextOptions
 
 VOCABULARY = range(100, 49_000)
 """Token IDs of the test tokenizer that are ordinary text, clear of the special ones."""
@@ -25,9 +27,18 @@ def random_prompt(num_tokens: int, seed: int) -> list[int]:
     return random.Random(f"{seed}/{num_tokens}").choices(VOCABULARY, k=num_tokens)
 
 
+def text_of(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of an answer, token by token; how it comes about with any cuts is tested elsewhere."""
+    text = Detokenizer(tokenizer, prompt, TextOptions())
+    return "".join([text.more([token]) for token in tokens]) + text.take(finished=True)
+
+
 @dataclass(kw_only=True)
 class Answer:
-    """One streamed answer and the router's record of how it was made."""
+    """One streamed answer and the router's record of how it was made.
+
+    ``tokens`` is empty if it was asked for without token IDs; ``arrival_times_s`` has its events then.
+    """
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -54,7 +65,7 @@ class RouterClient:
         into: Answer | None = None,
         **sampling: Any,
     ) -> Answer:
-        """The answer to a greedy completion; ``on_token`` is told the number of tokens so far.
+        """The answer to a greedy completion; ``on_token`` is told the number of tokens, or events, so far.
 
         What came of an answer that does not end is in ``into``.
         """
@@ -82,11 +93,22 @@ class RouterClient:
         for choice in chunk["choices"]:
             answer.text += choice["text"]
             answer.finish_reason = choice["finish_reason"] or answer.finish_reason
-            for token in choice.get("token_ids") or ():
-                answer.tokens.append(token)
+            tokens = choice.get("token_ids")
+            answer.tokens += tokens or ()
+            for _ in (None,) if tokens is None else tokens:
                 answer.arrival_times_s.append(time.monotonic())
                 if on_token is not None:
-                    on_token(len(answer.tokens))
+                    on_token(len(answer.arrival_times_s))
+
+    async def fast_path_tokens(self) -> int:
+        """How many tokens the router's fast path gave to clients so far."""
+        async with self._session.get(f"{self.url}/metrics") as response:
+            [line] = [
+                line
+                for line in (await response.text()).splitlines()
+                if line.startswith("pdd_fast_path_tokens_total ")
+            ]
+        return int(float(line.split()[1]))
 
 
 class PlainEngine:

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.e2e.client import Answer, random_prompt
+from tests.e2e.client import Answer, random_prompt, text_of
 from tests.e2e.fleet import CHUNK_TOKENS, Fleet
+
+from pdd.router.detokenize import load_tokenizer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -97,6 +99,34 @@ async def test_gaps_forced_by_the_line(fleet: Fleet, mode: str, gap: int) -> Non
     assert answer.record["eager_tokens"] >= gap
     if gap and is_taken_over(answer):
         assert answer.record["second_token_s"] < answer.record["wan_landed_s"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_plain_text_goes_by_the_fast_path_and_is_that_of_the_same_tokens(
+    fleet: Fleet, mode: str
+) -> None:
+    router, prompt = fleet.router(mode), random_prompt(700, seed=150 + MODES.index(mode))
+    before, far = await router.fast_path_tokens(), asyncio.Event()
+
+    def tell(num_events: int) -> None:
+        if num_events > 30:
+            far.set()
+
+    await fleet.line.hold()
+    try:
+        request = asyncio.create_task(
+            router.complete(prompt, max_tokens=160, on_token=tell, return_token_ids=False, ignore_eos=True)
+        )
+        request.add_done_callback(lambda _: far.set())
+        await asyncio.wait_for(far.wait(), 120)
+    finally:
+        await fleet.line.resume()
+    answer = await request
+    expected = await fleet.reference.complete(prompt, max_tokens=160, ignore_eos=True)
+    assert answer.text == text_of(load_tokenizer(fleet.config.model.path), prompt, expected)
+    assert answer.record["output_tokens"] == answer.usage["completion_tokens"] == len(expected)
+    assert await router.fast_path_tokens() > before
+    count(answer)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -18,18 +18,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
-from tests.e2e.client import VOCABULARY, Answer, wait_until
+from tests.e2e.client import VOCABULARY, Answer, text_of, wait_until
 from tests.e2e.conftest import orphaned_shared_memory
 from tests.e2e.fleet import CHUNK_TOKENS, Fleet, running_fleet
 
 from pdd.core.errors import EngineError
 from pdd.engine.models import prepare_tiny_model
+from pdd.router.detokenize import load_tokenizer
 
 ENGINES = ("p0", "rld0", "md0")
 DECODERS = ("rld0", "md0")
@@ -82,6 +85,7 @@ class Report:
     pipelines: Counter[str] = field(default_factory=Counter)
     survived: int = 0
     tokens: int = 0
+    fast_path_tokens: int = 0
     longest_gap_s: float = 0.0
     predictions: list[tuple[int, int]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -94,6 +98,7 @@ class Kills:
         self.report = Report()
         self._fleet = fleet
         self._router = next(iter(fleet.routers.values()))
+        self._tokenizer = load_tokenizer(fleet.config.model.path)
         self._rng = random.Random(seed)
         self._outages: list[Outage] = []
         self._watches: list[asyncio.Task[None]] = []
@@ -116,6 +121,7 @@ class Kills:
             await asyncio.sleep(PAUSE_S[1])  # some whole answers of the healed fleet
             self._is_over = True
         await self._check_prediction()
+        self.report.fast_path_tokens = await self._router.fast_path_tokens()
         await self._check_free()
         if (files := psutil.Process(router_pid).num_fds()) > files_before + 40:
             self._violation(f"FREE: the router has {files} open files, {files_before} before")
@@ -228,15 +234,20 @@ class Kills:
         return history + new
 
     async def _ask(self, number: int, prompt: list[int], max_tokens: int, cancel_after: int | None) -> None:
+        """Ask and compare; every other client asks for plain text, which goes by the router's fast path."""
+
         def on_token(num_tokens: int) -> None:
             if cancel_after is not None and num_tokens >= cancel_after:
                 raise _LeaveError
 
+        with_ids = number % 2 == 0
         begun_s = time.monotonic()
         answer = Answer()
         end = "complete"
         try:
-            await self._router.complete(prompt, max_tokens=max_tokens, on_token=on_token, into=answer)
+            await self._router.complete(
+                prompt, max_tokens=max_tokens, on_token=on_token, into=answer, return_token_ids=with_ids
+            )
         except _LeaveError:
             end = "cancelled"
         except (EngineError, aiohttp.ClientError, TimeoutError) as error:
@@ -245,15 +256,22 @@ class Kills:
         self.report.ends[end] += 1
         self._count(answer)
         expected = await self._fleet.reference.complete(prompt, max_tokens=max_tokens)
-        got = answer.tokens
-        if got != expected[: len(got)] or (end == "complete" and got != expected):
-            at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), "the end")
+        got: Sequence[Any] = answer.tokens
+        wanted: Sequence[Any] = expected
+        if not with_ids:
+            has_eos = answer.finish_reason == "stop"
+            got, wanted = (
+                answer.text,
+                text_of(self._tokenizer, prompt, expected[:-1] if has_eos else expected),
+            )
+        if got != wanted[: len(got)] or (end == "complete" and got != wanted):
+            at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), "the end")
             self._violation(
-                f"TOK: {len(prompt)} + {max_tokens} tokens, {end} with {len(got)} of {len(expected)}, "
+                f"TOK: {len(prompt)} + {max_tokens} tokens, {end} with {len(got)} of {len(wanted)}, "
                 f"differs at {at}: {answer.record}"
             )
         if end == "complete":
-            self._histories[number][:] = prompt + got
+            self._histories[number][:] = prompt + expected
 
     def _judge_loss(self, begun_s: float, ended_s: float, answer: Answer, size: str, error: Exception) -> str:
         seen = answer.arrival_times_s
@@ -264,7 +282,7 @@ class Kills:
 
     def _count(self, answer: Answer) -> None:
         report, record = self.report, answer.record
-        report.tokens += len(answer.tokens)
+        report.tokens += len(answer.arrival_times_s)
         gaps = [b - a for a, b in pairwise(answer.arrival_times_s)]
         report.longest_gap_s = max([report.longest_gap_s, *gaps])
         if record:
@@ -326,6 +344,7 @@ def main() -> int:
                 "survived_a_failure": report.survived,
                 "pipelines": dict(report.pipelines),
                 "tokens": report.tokens,
+                "fast_path_tokens": report.fast_path_tokens,
                 "longest_gap_s": round(report.longest_gap_s, 2),
                 "predicted_and_found_tokens": report.predictions,
                 "violations": report.violations[:20],
