@@ -20,6 +20,7 @@ from pdd.router.decisions import DecisionLog
 from pdd.router.detokenize import load_tokenizer
 from pdd.router.door import Door
 from pdd.router.fastpath.lanes import FastPath
+from pdd.router.fastpath.library import load
 from pdd.router.fastpath.vocabulary import vocabulary_of
 from pdd.router.fleet import Fleet
 from pdd.router.metrics import RouterMetrics
@@ -149,14 +150,15 @@ class RouterApp:
 
 def _fast_path(tokenizer: Tokenizer) -> FastPath | None:
     """None if tokens have to go through Python, which costs CPU and nothing else."""
-    if (vocabulary := vocabulary_of(tokenizer)) is None:
-        log.warning("no fast path: the texts of this tokenizer's tokens depend on their neighbours")
-        return None
     try:
-        return FastPath(vocabulary)
+        load()
     except ConfigurationError as error:
         log.warning("no fast path: %s", error)
         return None
+    if (vocabulary := vocabulary_of(tokenizer)) is None:
+        log.warning("no fast path: the texts of this tokenizer's tokens depend on their neighbours")
+        return None
+    return FastPath(vocabulary)
 
 
 def _request_id(request: web.Request) -> str:
